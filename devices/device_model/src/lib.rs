@@ -1,0 +1,1 @@
+//! What every device model shares: guest memory, interrupts, doorbells, network links, time.

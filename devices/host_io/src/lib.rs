@@ -1,0 +1,1 @@
+//! Host side of devices: network ports, switch, capture, shared memory.

@@ -1,0 +1,1 @@
+//! PCI root, config space, BARs, capabilities and MSI-X.

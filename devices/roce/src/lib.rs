@@ -1,0 +1,1 @@
+//! A userspace RoCE v2 engine.

@@ -1,0 +1,1 @@
+//! RDMA verbs as plain types, and the provider that carries them out.

@@ -1,0 +1,1 @@
+//! virtio-pci transport, virtio-blk and virtio-rng.

@@ -1,0 +1,1 @@
+//! The vmxnet3 network interface.

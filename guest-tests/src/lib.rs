@@ -1,0 +1,1 @@
+//! Tests that boot something: host and guest halves.

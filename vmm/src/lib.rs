@@ -1,0 +1,1 @@
+//! The Verbena virtual machine monitor.

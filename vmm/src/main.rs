@@ -1,0 +1,2 @@
+//! The `verbena` command.
+fn main() {}

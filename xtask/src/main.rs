@@ -1,0 +1,2 @@
+//! Developer commands behind `./dev`.
+fn main() {}

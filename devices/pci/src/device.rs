@@ -1,0 +1,98 @@
+//! The contract between a PCI function and the device behind it.
+
+/// What config space says a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// Base class, sub-class, programming interface.
+    pub class: [u8; 3],
+    /// Revision id.
+    pub revision: u8,
+    /// Subsystem vendor id.
+    pub subsystem_vendor: u16,
+    /// Subsystem id.
+    pub subsystem: u16,
+}
+
+/// Address width of a memory BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarKind {
+    /// 32-bit, not prefetchable.
+    Memory32,
+    /// 64-bit, prefetchable; takes two BAR registers.
+    Memory64,
+}
+
+/// A memory BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarSpec {
+    /// BAR register, 0 to 5.
+    pub index: u8,
+    /// Size in bytes, a power of two of at least 4096.
+    pub size: u64,
+    /// Address width.
+    pub kind: BarKind,
+}
+
+/// Where a function keeps its MSI-X table and pending bit array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsixSpec {
+    /// Number of vectors, 1 to 2048.
+    pub vectors: u16,
+    /// BAR that holds both structures.
+    pub bar: u8,
+    /// Byte offset of the table in the BAR, 8-aligned.
+    pub table_offset: u32,
+    /// Byte offset of the pending bit array in the BAR, 8-aligned.
+    pub pba_offset: u32,
+}
+
+/// A message-signalled interrupt: a write of `data` to `address`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+}
+
+/// Delivers one function's messages to the interrupt controller (KVM irqfds in the virtual machine monitor).
+pub trait MsiRouter: Send + Sync {
+    /// Sets the message `vector` sends from now on. Called when an entry is written, before it may fire.
+    fn set(&self, vector: u16, message: MsiMessage);
+
+    /// Sends `vector`'s message. Never blocks.
+    fn fire(&self, vector: u16);
+}
+
+/// A device behind a PCI function.
+///
+/// Accesses come from vCPU threads, several at once; the implementation locks for itself. Offsets are inside the BAR and
+/// an access never crosses its end, but may have any length from 1 to 8 and any alignment: what the device does not
+/// understand reads as zeros and writes to nowhere. Accesses to the MSI-X structures are served by the function.
+pub trait Device: Send + Sync {
+    /// Identification; constant.
+    fn identity(&self) -> Identity;
+
+    /// BARs; constant.
+    fn bars(&self) -> Vec<BarSpec>;
+
+    /// MSI-X layout; constant. `None` for a function without interrupts.
+    fn msix(&self) -> Option<MsixSpec>;
+
+    /// Handles a guest read.
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Handles a guest write.
+    fn write(&self, bar: u8, offset: u64, data: &[u8]);
+
+    /// The guest allowed (`true`) or forbade the function to access memory. While forbidden the device neither reads nor
+    /// writes guest memory nor signals interrupts. Functions start forbidden.
+    fn set_bus_master(&self, enabled: bool);
+
+    /// Returns to the power-on state: on function level reset, on slot or machine reset.
+    fn reset(&self);
+}

@@ -132,6 +132,9 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Remote operations allowed from the start.
     pub access: Access,
+    /// Number on the wire, for guest drivers that cannot tell it from the object's own. The provider chooses one that is
+    /// hard to guess when `None`; [`Error::Exists`] when it is taken, [`Error::Unsupported`] when it cannot be had.
+    pub qpn: Option<Qpn>,
 }
 
 /// A row of the GID table.

@@ -59,6 +59,13 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
+/// A vendor-specific capability (PCI Local Bus Specification 3.0, appendix H), such as those of virtio.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VendorCapability {
+    /// What follows the id, next-pointer and length bytes, which the function fills in. Read-only to the guest.
+    pub body: Vec<u8>,
+}
+
 /// Delivers one function's messages to the interrupt controller (KVM irqfds in the virtual machine monitor).
 pub trait MsiRouter: Send + Sync {
     /// Sets the message `vector` sends from now on. Called when an entry is written, before it may fire.
@@ -83,6 +90,11 @@ pub trait Device: Send + Sync {
     /// MSI-X layout; constant. `None` for a function without interrupts.
     fn msix(&self) -> Option<MsixSpec>;
 
+    /// Vendor-specific capabilities, in the order they are chained; constant. None by default.
+    fn vendor_capabilities(&self) -> Vec<VendorCapability> {
+        Vec::new()
+    }
+
     /// Handles a guest read.
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]);
 
@@ -95,4 +107,13 @@ pub trait Device: Send + Sync {
 
     /// Returns to the power-on state: on function level reset, on slot or machine reset.
     fn reset(&self);
+}
+
+/// Learns where a function's BARs are, so that doorbells registered with the hypervisor follow them.
+pub trait BarListener: Send + Sync {
+    /// `bar` is decoded at guest-physical address `base` from now on; nowhere when `None`.
+    ///
+    /// Called only on a change, on the vCPU thread that wrote config space, before that write completes and with the
+    /// function's config space locked: the listener must not access the function or the root.
+    fn bar_moved(&self, bar: u8, base: Option<u64>);
 }

@@ -10,7 +10,8 @@ pub struct Doorbell {
     pub bar: u8,
     /// Byte offset inside the BAR.
     pub offset: u64,
-    /// Fires only when this 32-bit value is written; any 32-bit write when `None`.
+    /// Fires only when this 32-bit value is written in one 32-bit write. When `None`, any write that starts at the
+    /// offset fires, whatever its width (virtio drivers notify with 16 bits).
     pub value: Option<u32>,
 }
 

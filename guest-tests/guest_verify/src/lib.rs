@@ -1,0 +1,1 @@
+//! Verbs program for a test guest that checks every byte it moves.

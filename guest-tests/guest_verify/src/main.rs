@@ -1,0 +1,3 @@
+//! `verbena-verify`: moves data between two machines through a verbs device and checks every byte.
+
+fn main() {}

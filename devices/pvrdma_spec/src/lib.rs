@@ -20,7 +20,7 @@ macro_rules! abi {
     }) => {
         $(#[$doc])*
         #[derive(
-            Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+            Clone, Copy, Debug, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
         )]
         #[repr(C)]
         pub struct $name {

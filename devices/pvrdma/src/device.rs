@@ -1,0 +1,237 @@
+//! The device as the virtual machine monitor sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use device_model::doorbell::Bell;
+use device_model::time::Instant;
+use parking_lot::{Mutex, MutexGuard};
+use pci::{BarKind, BarSpec, Device, Identity, MsixSpec};
+use pvrdma_spec::doorbell::{CQ_OFFSET, CQ_POLL};
+use pvrdma_spec::register::{BAR_MSIX, BAR_REGISTERS, BAR_UAR, Register, Vector};
+use pvrdma_spec::{PAGE_SIZE, PCI_DEVICE, PCI_VENDOR, version};
+
+use crate::config::{Config, ConfigError, Parts};
+use crate::counters::{Counters, ObjectCounts};
+use crate::event::RETRY;
+use crate::state::Core;
+
+/// Class of the function: network controller, other.
+const CLASS: [u8; 3] = [0x02, 0x80, 0x00];
+/// Revision of the function.
+const REVISION: u8 = 1;
+/// Byte offset of the pending bit array behind the MSI-X table.
+const PBA_OFFSET: u32 = 0x800;
+
+/// Work requests taken in one batch.
+const FETCH_BATCH: u32 = 128;
+/// Provider events passed on in one batch.
+const EVENT_BATCH: u32 = 256;
+
+/// When to call [`Pvrdma::service`] again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    /// At once, after looking at other descriptors.
+    pub more: bool,
+    /// At this time even if nothing else happens.
+    pub deadline: Option<Instant>,
+}
+
+/// A PVRDMA function.
+///
+/// Its registers are a [`pci::Device`]; the rest is for the I/O thread that serves the function's bells and its link.
+pub struct Pvrdma {
+    core: Mutex<Core>,
+    /// Groups whose bell rang, not yet seen by the core.
+    rung: AtomicU64,
+    work: Arc<dyn Bell>,
+    doorbell_pages: u32,
+}
+
+impl Pvrdma {
+    /// A device in the power-on state.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] when no guest driver could work with it.
+    pub fn new(config: Config, parts: Parts) -> Result<Self, ConfigError> {
+        let work = parts.bells.work.clone();
+        let core = Core::new(config, parts)?;
+        Ok(Self {
+            core: Mutex::new(core),
+            rung: AtomicU64::new(0),
+            work,
+            doorbell_pages: config.doorbell_pages,
+        })
+    }
+
+    /// Notes that a group bell rang, by its place in [`crate::Bells::groups`]. [`Pvrdma::service`] must follow.
+    pub fn rang(&self, group: usize) {
+        if let Ok(group) = u32::try_from(group) {
+            self.rung.fetch_or(1u64.checked_shl(group).unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Does a bounded batch of everything that waits: takes work requests from rings, lets the provider act, writes
+    /// completions and events. Call it when a bell rang, after [`Pvrdma::receive`], and as the last call said.
+    pub fn service(&self, now: Instant) -> Next {
+        let mut core = self.core.lock();
+        core.rung |= self.rung.swap(0, Ordering::Relaxed);
+        if !core.is_running() {
+            return Next { more: false, deadline: None };
+        }
+        core.enqueue_rung();
+        core.fetch(FETCH_BATCH);
+        let mut more = core.provider.advance(now);
+        more |= core.pump(EVENT_BATCH);
+        core.flush_events();
+        core.flush_notifications();
+        more |= !core.ready.is_empty();
+        let retry = (!core.events.is_empty()).then(|| now + RETRY);
+        let deadline = core.provider.next_deadline().into_iter().chain(retry).min();
+        MutexGuard::unlock_fair(core);
+        Next { more, deadline }
+    }
+
+    /// Takes a frame that the device claims; others are ignored. [`Pvrdma::service`] must follow.
+    pub fn receive(&self, now: Instant, frame: &[u8]) {
+        let mut core = self.core.lock();
+        if core.is_running() {
+            core.provider.receive(now, frame);
+        }
+    }
+
+    /// Whether a received frame is for this device and not for the paired network interface.
+    pub fn claims(&self, frame: &[u8]) -> bool {
+        self.core.lock().provider.claims(frame)
+    }
+
+    /// Says whether the link is up. The guest is told of changes.
+    pub fn set_link(&self, up: bool) {
+        self.core.lock().set_link(up);
+    }
+
+    /// What the device has done so far.
+    pub fn counters(&self) -> Counters {
+        let core = self.core.lock();
+        Counters { interrupts: core.irq.signalled, ..core.counters.clone() }
+    }
+
+    /// What the guest has created.
+    pub fn objects(&self) -> ObjectCounts {
+        self.core.lock().objects.counts()
+    }
+
+    fn read_register(&self, register: Register) -> u32 {
+        let mut core = self.core.lock();
+        match register {
+            Register::Version => version::QP_HANDLE,
+            Register::Err => core.error,
+            Register::Icr => core.irq.take_causes(),
+            Register::Imr => core.irq.mask(),
+            Register::MacLow => u32::from_le_bytes([core.mac[0], core.mac[1], core.mac[2], core.mac[3]]),
+            Register::MacHigh => u32::from_le_bytes([core.mac[4], core.mac[5], 0, 0]),
+            Register::DsrLow | Register::DsrHigh | Register::Ctl | Register::Request => 0,
+        }
+    }
+
+    fn write_register(&self, register: Register, value: u32) {
+        let mut core = self.core.lock();
+        match register {
+            Register::DsrLow => core.dsr_low = value,
+            Register::DsrHigh => {
+                let address = u64::from(value) << 32 | u64::from(core.dsr_low);
+                core.load_region(address);
+            }
+            Register::Ctl => core.control(value),
+            Register::Request => {
+                core.request(value);
+                self.work.ring();
+            }
+            Register::Imr => core.irq.set_mask(value),
+            Register::MacLow => core.mac[..4].copy_from_slice(&value.to_le_bytes()),
+            Register::MacHigh => core.mac[4..].copy_from_slice(&value.to_le_bytes()),
+            Register::Version | Register::Err | Register::Icr => {}
+        }
+    }
+
+    fn write_doorbell(&self, offset: u64, value: u32) {
+        let (page, offset) = (offset / PAGE_SIZE, offset % PAGE_SIZE);
+        if offset == CQ_OFFSET && value & CQ_POLL != 0 {
+            // The queue was empty and nothing can be done about it: by far the most frequent doorbell.
+            return;
+        }
+        let Ok(page) = u32::try_from(page) else { return };
+        let mut core = self.core.lock();
+        core.ring_doorbell(page, offset, value);
+        if !core.ready.is_empty() || !core.events.is_empty() {
+            self.work.ring();
+        }
+    }
+}
+
+impl Device for Pvrdma {
+    fn identity(&self) -> Identity {
+        Identity {
+            vendor: PCI_VENDOR,
+            device: PCI_DEVICE,
+            class: CLASS,
+            revision: REVISION,
+            subsystem_vendor: PCI_VENDOR,
+            subsystem: PCI_DEVICE,
+        }
+    }
+
+    fn bars(&self) -> Vec<BarSpec> {
+        let bar = |index, size, kind| BarSpec { index, size, kind };
+        let doorbells = u64::from(self.doorbell_pages) * PAGE_SIZE;
+        vec![
+            bar(BAR_MSIX, PAGE_SIZE, BarKind::Memory32),
+            bar(BAR_REGISTERS, PAGE_SIZE, BarKind::Memory32),
+            bar(BAR_UAR, doorbells, BarKind::Memory64),
+        ]
+    }
+
+    fn msix(&self) -> Option<MsixSpec> {
+        Some(MsixSpec { vectors: Vector::COUNT, bar: BAR_MSIX, table_offset: 0, pba_offset: PBA_OFFSET })
+    }
+
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if bar == BAR_REGISTERS
+            && let Some(register) = Register::at(offset)
+            && data.len() == size_of::<u32>()
+        {
+            data.copy_from_slice(&self.read_register(register).to_le_bytes());
+        }
+    }
+
+    fn write(&self, bar: u8, offset: u64, data: &[u8]) {
+        let Ok(word) = data.try_into().map(u32::from_le_bytes) else { return };
+        match bar {
+            BAR_REGISTERS => {
+                if let Some(register) = Register::at(offset) {
+                    self.write_register(register, word);
+                }
+            }
+            BAR_UAR => self.write_doorbell(offset, word),
+            _ => {}
+        }
+    }
+
+    fn set_bus_master(&self, enabled: bool) {
+        self.core.lock().irq.set_bus_master(enabled);
+        self.work.ring();
+    }
+
+    fn reset(&self) {
+        self.core.lock().power_on();
+    }
+}
+
+impl fmt::Debug for Pvrdma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pvrdma").field("doorbell_pages", &self.doorbell_pages).finish_non_exhaustive()
+    }
+}

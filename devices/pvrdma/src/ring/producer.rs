@@ -1,0 +1,69 @@
+//! Rings that the device fills: completion queues and the two device rings.
+
+use std::sync::atomic::Ordering;
+
+use device_model::ram::GuestRam;
+use pvrdma_spec::PAGE_SIZE;
+use pvrdma_spec::queue::{CONS_HEAD_OFFSET, PROD_TAIL_OFFSET, RX_OFFSET};
+
+use super::{Indices, RingError, RingPages};
+
+/// A ring the device fills and the guest empties. Page 0 holds the indices, elements follow from page 1.
+///
+/// The device trusts its own copy of the producer index and only ever reads the guest's consumer index.
+#[derive(Debug)]
+pub(crate) struct ProducerRing {
+    pages: RingPages,
+    indices: Indices,
+    /// Bytes of an element; divides the page size.
+    stride: u32,
+    /// Next index to fill.
+    tail: u32,
+    /// Elements ever added, which numbers them.
+    produced: u64,
+}
+
+impl ProducerRing {
+    /// A new ring that starts at index 0.
+    pub(crate) const fn new(pages: RingPages, indices: Indices, stride: u32) -> Self {
+        Self { pages, indices, stride, tail: 0, produced: 0 }
+    }
+
+    /// Elements ever added.
+    pub(crate) const fn produced(&self) -> u64 {
+        self.produced
+    }
+
+    /// Elements the guest has not taken yet.
+    pub(crate) fn waiting(&self, ram: &dyn GuestRam) -> Result<u32, RingError> {
+        let head = ram.load_u32(self.state(CONS_HEAD_OFFSET)?, Ordering::Acquire)?;
+        let waiting =
+            if self.indices.is_valid(head) { self.indices.distance(head, self.tail) } else { u32::MAX };
+        if waiting > self.indices.capacity() { Err(RingError::Index(head)) } else { Ok(waiting) }
+    }
+
+    /// Elements that fit now.
+    pub(crate) fn space(&self, ram: &dyn GuestRam) -> Result<u32, RingError> {
+        Ok(self.indices.capacity() - self.waiting(ram)?)
+    }
+
+    /// Adds an element; the caller has made sure that there is space.
+    pub(crate) fn push(&mut self, ram: &dyn GuestRam, element: &[u8]) -> Result<(), RingError> {
+        let offset = PAGE_SIZE + u64::from(self.indices.slot(self.tail)) * u64::from(self.stride);
+        ram.write(self.pages.address(offset).ok_or(RingError::Outside)?, element)?;
+        let next = self.indices.next(self.tail);
+        ram.store_u32(self.state(PROD_TAIL_OFFSET)?, next, Ordering::Release)?;
+        self.tail = next;
+        self.produced += 1;
+        Ok(())
+    }
+
+    /// Host bytes that the page list takes.
+    pub(crate) const fn cost(&self) -> usize {
+        RingPages::cost(self.pages.len() as u32)
+    }
+
+    fn state(&self, field: u64) -> Result<u64, RingError> {
+        self.pages.address(RX_OFFSET + field).ok_or(RingError::Outside)
+    }
+}

@@ -144,36 +144,56 @@ pub struct Buffer {
     pub token: Token,
 }
 
-/// The right to give one buffer back, from any thread. Dropped without [`Token::complete`] it gives the buffer back with
-/// nothing written. After a reset of the device it does nothing.
+/// The right to give one buffer back, from any thread. Dropped without completing it gives the buffer back with nothing
+/// written. After a reset of the device it does nothing.
 pub struct Token {
-    head: u16,
-    written: u32,
+    completion: Completion,
     completions: Arc<Completions>,
 }
 
 impl Token {
     pub(crate) const fn new(head: u16, completions: Arc<Completions>) -> Self {
-        Self { head, written: 0, completions }
+        Self { completion: Completion { head, written: 0, status: None }, completions }
     }
 
     /// Gives the buffer back with `written` bytes at the start of its writable segments.
     pub fn complete(mut self, written: u32) {
-        self.written = written;
+        self.completion.written = written;
+    }
+
+    /// Gives the buffer back with `written` bytes, behind which `status` goes to the single byte of `at`.
+    ///
+    /// The status is written by the I/O thread, and only if the device still may: a late completion cannot touch the
+    /// memory of a guest that has reset the device.
+    pub fn complete_with_status(mut self, written: u32, at: Segments, status: u8) {
+        self.completion.written = written;
+        self.completion.status = Some((at, status));
     }
 }
 
 impl Drop for Token {
     fn drop(&mut self) {
-        self.completions.push(Completion { head: self.head, written: self.written });
+        let Completion { head, written, status } = &mut self.completion;
+        self.completions.push(Completion { head: *head, written: *written, status: status.take() });
     }
 }
 
 /// A buffer on its way back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) head: u16,
-    pub(crate) written: u32,
+    written: u32,
+    status: Option<(Segments, u8)>,
+}
+
+impl Completion {
+    /// Writes the status byte and returns how many bytes were written altogether.
+    pub(crate) fn finish(&self) -> u32 {
+        match &self.status {
+            None => self.written,
+            // A status byte outside RAM is the driver's own loss: the buffer still goes back.
+            Some((at, status)) => at.write_at(0, &[*status]).map_or(0, |()| self.written.saturating_add(1)),
+        }
+    }
 }
 
 /// Buffers on their way back to one queue. Of one activation of the queue: a reset leaves late ones behind here.
@@ -228,5 +248,68 @@ impl Completions {
         let mut state = lock(&self.state);
         state.closed = true;
         state.waiting.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::GuestAddress;
+
+    use super::*;
+
+    const RAM_SIZE: u64 = 0x4000;
+
+    fn segments(list: &[(u64, u32)]) -> Segments {
+        let ram = Ram::from_ranges(&[(GuestAddress(0), RAM_SIZE as usize)]).unwrap();
+        let mut segments = Segments::new(Arc::new(ram));
+        list.iter().for_each(|(gpa, len)| segments.push(Segment { gpa: *gpa, len: *len }));
+        segments
+    }
+
+    fn list(segments: &Segments) -> Vec<(u64, u32)> {
+        segments.as_slice().iter().map(|segment| (segment.gpa, segment.len)).collect()
+    }
+
+    #[test]
+    fn split_cuts_the_segment_it_falls_into() {
+        let mut head = segments(&[(0x100, 4), (0x200, 8), (0x300, 2)]);
+        let tail = head.split_off(6);
+        assert_eq!(list(&head), [(0x100, 4), (0x200, 2)]);
+        assert_eq!(list(&tail), [(0x202, 6), (0x300, 2)]);
+    }
+
+    #[test]
+    fn split_at_the_ends_leaves_one_side_empty() {
+        let mut all = segments(&[(0x100, 4), (0x200, 8)]);
+        assert!(all.split_off(12).is_empty());
+        assert!(all.split_off(u64::MAX).is_empty());
+        assert_eq!(all.split_off(0).len(), 12);
+        assert!(all.is_empty());
+    }
+
+    #[test]
+    fn bytes_written_across_segments_read_back() {
+        let segments = segments(&[(0x100, 3), (0x180, 0), (0x200, 5)]);
+        segments.write_at(1, &[1, 2, 3, 4, 5, 6]).unwrap();
+        let mut all = [0xff; 8];
+        segments.read_at(0, &mut all).unwrap();
+        assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 0]);
+        let ram: &dyn GuestRam = &**segments.ram();
+        assert_eq!(ram.read_obj::<[u8; 5]>(0x200), Ok([3, 4, 5, 6, 0]));
+    }
+
+    #[test]
+    fn access_beyond_the_end_is_short_and_outside_ram_is_named() {
+        assert_eq!(segments(&[(0x100, 4)]).read_at(2, &mut [0; 3]), Err(AccessError::Short));
+        assert_eq!(segments(&[(0x100, 4)]).read_at(u64::MAX, &mut [0; 1]), Err(AccessError::Short));
+        let outside = RamError { gpa: RAM_SIZE - 2, len: 4 };
+        assert_eq!(segments(&[(RAM_SIZE - 2, 4)]).write_at(0, &[0; 4]), Err(outside.into()));
+    }
+
+    #[test]
+    fn segment_that_wraps_is_refused() {
+        let mut wrapping = segments(&[(u64::MAX - 1, 8)]);
+        assert!(wrapping.write_at(4, &[0; 4]).is_err());
+        assert!(wrapping.split_off(4).write_at(0, &[0; 4]).is_err());
     }
 }

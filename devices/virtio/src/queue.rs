@@ -233,7 +233,7 @@ impl VirtQueue {
     fn give_back(&mut self, interrupt: &mut impl FnMut()) -> Result<(), Broken> {
         let completions = self.completions.take();
         for completion in &completions {
-            self.ring.add_used(&*self.ram, completion.head, completion.written)?;
+            self.ring.add_used(&*self.ram, completion.head, completion.finish())?;
             self.outstanding = self.outstanding.saturating_sub(1);
         }
         if !completions.is_empty() && self.ring.needs_notification(&*self.ram)? {

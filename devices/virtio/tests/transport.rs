@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use device_model::doorbell::{Bell, Doorbell, DoorbellError, Doorbells};
 use driver::*;
-use virtio::{Buffer, Malformed, Rng, VirtioDevice};
+use virtio::{Buffer, Malformed, Rng, TransportError, VirtioDevice, VirtioPci, Wiring};
 
 /// Keeps its buffers until told.
 #[derive(Default)]
@@ -128,6 +129,37 @@ fn vector_that_does_not_exist_reads_back_as_none() {
     assert_eq!(driver.read::<2>(0x1a), [0xff, 0xff]);
     driver.write(0x1a, &2_u16.to_le_bytes());
     assert_eq!(driver.read::<2>(0x1a), [2, 0]);
+}
+
+/// Writes down what is registered.
+#[derive(Default)]
+struct RecordingDoorbells(Mutex<Vec<Doorbell>>);
+
+impl Doorbells for RecordingDoorbells {
+    fn register(&self, doorbell: Doorbell, _: Arc<dyn Bell>) -> Result<(), DoorbellError> {
+        self.0.lock().unwrap().push(doorbell);
+        Ok(())
+    }
+
+    fn unregister(&self, _: Doorbell) {}
+}
+
+#[test]
+fn each_notification_address_is_a_doorbell() {
+    let (driver, keeper) = keeper();
+    let doorbells = Arc::new(RecordingDoorbells::default());
+    let wiring = Wiring { doorbells: doorbells.clone(), ..driver.wiring() };
+    VirtioPci::new(keeper, wiring).unwrap();
+    let doorbell = |offset| Doorbell { bar: 0, offset, value: None };
+    assert_eq!(*doorbells.0.lock().unwrap(), [doorbell(0x3000), doorbell(0x3004)]);
+}
+
+#[test]
+fn wrong_number_of_bells_is_refused() {
+    let (driver, keeper) = keeper();
+    let wiring = Wiring { bells: Vec::new(), ..driver.wiring() };
+    let error = VirtioPci::new(keeper, wiring).err().unwrap();
+    assert!(matches!(error, TransportError::Bells { queues: 2, bells: 0 }));
 }
 
 #[test]

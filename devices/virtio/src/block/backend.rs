@@ -101,37 +101,33 @@ impl Request {
     }
 }
 
-/// Where the status byte goes, and the way back.
-pub(super) struct Reply {
-    status: Segments,
-    token: Option<Token>,
-}
+/// Where the status byte goes, and the way back; taken when used.
+pub(super) struct Reply(Option<(Segments, Token)>);
 
 impl Reply {
     pub(super) const fn new(status: Segments, token: Token) -> Self {
-        Self { status, token: Some(token) }
+        Self(Some((status, token)))
     }
 
     /// Answers, after `read` bytes were written in front of the status byte.
     pub(super) fn send(mut self, result: Result<(), BlockError>, read: u32) {
+        self.finish(result, read);
+    }
+
+    fn finish(&mut self, result: Result<(), BlockError>, read: u32) {
         let status = match result {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(BlockError::Io) => VIRTIO_BLK_S_IOERR,
             Err(BlockError::Unsupported) => VIRTIO_BLK_S_UNSUPP,
         };
-        self.finish(status as u8, read);
-    }
-
-    fn finish(&mut self, status: u8, read: u32) {
-        let Some(token) = self.token.take() else { return };
-        // A status byte outside RAM is the driver's own loss: the buffer still goes back.
-        let written = self.status.write_at(0, &[status]).map_or(0, |()| read.saturating_add(1));
-        token.complete(written);
+        if let Some((at, token)) = self.0.take() {
+            token.complete_with_status(read, at, status as u8);
+        }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.finish(VIRTIO_BLK_S_IOERR as u8, 0);
+        self.finish(Err(BlockError::Io), 0);
     }
 }

@@ -73,6 +73,8 @@ impl RawImage {
         match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(ImageError::Locked(path.into())),
+            // Some network file systems have no locks.
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => {}
             Err(TryLockError::Error(source)) => return Err(open_error(source)),
         }
         // Unlike the metadata, this is right for block devices too.

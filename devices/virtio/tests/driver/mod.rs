@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use device_model::doorbell::{Bell, NoDoorbells};
-use device_model::ram::{GuestRam, Ram};
+use device_model::ram::{GuestRam, Ram, RamError};
 use pci::{Function, MsiMessage, MsiRouter, Msix};
 use virtio::{VirtioDevice, VirtioPci, Wiring, msix_spec};
 use vm_memory::GuestAddress;
@@ -85,6 +85,7 @@ pub struct Driver {
     pub device: Arc<VirtioPci>,
     pub bells: Vec<Arc<CountingBell>>,
     pub router: Arc<CountingRouter>,
+    msix: Arc<Msix>,
     queues: Vec<DriverQueue>,
 }
 
@@ -103,18 +104,18 @@ impl Driver {
         let bells: Vec<_> = sizes.iter().map(|_| Arc::new(bell())).collect();
         let router = Arc::new(CountingRouter::default());
         let msix = Arc::new(Msix::new(msix_spec(sizes.len() as u16), router.clone()));
-        let wiring = Wiring {
-            ram: ram.clone(),
-            interrupts: msix.clone(),
-            doorbells: Arc::new(NoDoorbells),
-            bells: bells.iter().map(|bell| bell.clone() as Arc<dyn Bell>).collect(),
-        };
+        let wiring = wiring(&ram, &msix, &bells);
         let device = Arc::new(VirtioPci::new(device, wiring).unwrap());
-        let function = Function::new(device.clone(), Some(msix)).unwrap();
+        let function = Function::new(device.clone(), Some(msix.clone())).unwrap();
         let queues = sizes.iter().map(|_| DriverQueue { size: 0, avail: 0, used: 0 }).collect();
-        let this = Self { ram, function, device, bells, router, queues };
+        let this = Self { ram, function, device, msix, bells, router, queues };
         this.enable_function();
         this
+    }
+
+    /// What the device was made with, for another.
+    pub fn wiring(&self) -> Wiring {
+        wiring(&self.ram, &self.msix, &self.bells)
     }
 
     /// Switches on memory decoding, bus mastering and MSI-X with all vectors unmasked.
@@ -208,8 +209,12 @@ impl Driver {
     }
 
     pub fn poke(&self, gpa: u64, data: &[u8]) {
+        self.try_poke(gpa, data).unwrap();
+    }
+
+    pub fn try_poke(&self, gpa: u64, data: &[u8]) -> Result<(), RamError> {
         let ram: &dyn GuestRam = &*self.ram;
-        ram.write(gpa, data).unwrap();
+        ram.write(gpa, data)
     }
 
     pub fn peek<const N: usize>(&self, gpa: u64) -> [u8; N] {
@@ -281,6 +286,15 @@ impl Driver {
         self.queues[usize::from(queue)].used = seen.wrapping_add(1);
         let at = used(queue) + 4 + u64::from(seen % size) * 8;
         Some((u32::from_le_bytes(self.peek(at)), u32::from_le_bytes(self.peek(at + 4))))
+    }
+}
+
+fn wiring(ram: &Arc<Ram>, msix: &Arc<Msix>, bells: &[Arc<CountingBell>]) -> Wiring {
+    Wiring {
+        ram: ram.clone(),
+        interrupts: msix.clone(),
+        doorbells: Arc::new(NoDoorbells),
+        bells: bells.iter().map(|bell| bell.clone() as Arc<dyn Bell>).collect(),
     }
 }
 

@@ -76,6 +76,11 @@ impl PageList {
         self.pages
     }
 
+    /// Bytes of a page.
+    pub const fn page_size(&self) -> u64 {
+        1 << self.page_shift
+    }
+
     /// Host bytes spent on the description.
     pub fn cost(&self) -> usize {
         match &self.layout {

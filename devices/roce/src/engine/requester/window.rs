@@ -1,0 +1,46 @@
+//! How many packets may be on their way.
+
+use verbs::Mtu;
+
+use crate::engine::Config;
+
+/// Smallest window: enough that a lost packet is noticed by the ones after it.
+const MIN: u32 = 16;
+
+/// A window of packets that halves at a loss and grows back with what gets through.
+///
+/// The specification knows no such thing; but the links here drop what they cannot hold, and a go-back-N sender that
+/// always fills its largest window would send most packets in vain.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Window {
+    packets: u16,
+    max: u16,
+}
+
+impl Window {
+    pub(super) fn new(config: &Config, mtu: Mtu) -> Self {
+        let max = (config.window_bytes / mtu.bytes()).min(config.window_packets).max(MIN);
+        let max = u16::try_from(max).unwrap_or(u16::MAX);
+        Self { packets: max, max }
+    }
+
+    pub(super) const fn packets(self) -> u32 {
+        self.packets as u32
+    }
+
+    /// After how many packets of one message an acknowledgement is asked for.
+    pub(super) const fn ack_interval(self) -> u32 {
+        self.packets() / 4 + 1
+    }
+
+    pub(super) fn on_loss(&mut self) {
+        self.packets = (self.packets / 2).max(self.max.min(MIN as u16));
+    }
+
+    /// `packets` got through: about eight packets more per round trip.
+    pub(super) fn on_progress(&mut self, packets: u32) {
+        let growth = (packets * 8).div_ceil(self.packets().max(1));
+        let grown = self.packets().saturating_add(growth).min(u32::from(self.max));
+        self.packets = u16::try_from(grown).unwrap_or(self.max);
+    }
+}

@@ -1,0 +1,51 @@
+//! What the responder says next.
+
+use std::mem;
+
+use verbs::{QpState, WcStatus};
+
+use super::Reply;
+use crate::engine::plan::Outgoing;
+use crate::engine::qp::Qp;
+use crate::engine::shared::Shared;
+use crate::psn::Psn;
+use crate::wire::{Aeth, NakCode, Pdu, Syndrome};
+
+impl Qp {
+    /// The next answer that is due: data first, since an acknowledgement would overtake it.
+    pub(crate) fn respond(&mut self, cx: &mut Shared) -> Option<Outgoing> {
+        if !self.is_rc() || !(self.receives() || self.resp.closing) {
+            return None;
+        }
+        if let Some(response) = self.resp.responses.front().copied() {
+            match self.response_packet(cx, response) {
+                Ok(out) => return Some(out),
+                Err(_) => self.withdraw(cx, response.psn()),
+            }
+        }
+        let (psn, syndrome) = match mem::take(&mut self.resp.reply) {
+            Reply::Nothing => return None,
+            Reply::Ack => (self.resp.expected.before(), Syndrome::ACK),
+            Reply::Rnr => (self.resp.expected, Syndrome::RnrNak(self.attr.min_rnr_timer)),
+            Reply::Nak(code, psn) => (psn, Syndrome::Nak(code)),
+        };
+        self.resp.closing = false;
+        Some(self.reply_packet(psn, Pdu::Ack(Aeth { syndrome, msn: self.resp.msn })))
+    }
+
+    /// A READ cannot be answered to its end: the memory is no longer granted.
+    fn withdraw(&mut self, cx: &mut Shared, psn: Psn) {
+        self.resp.responses.clear();
+        if self.state() != QpState::Err {
+            self.close(cx, NakCode::RemoteAccess, psn, WcStatus::RemAccessErr, None);
+        }
+    }
+
+    /// Whether a receive could be taken.
+    pub(super) fn has_recv(&self, cx: &Shared) -> bool {
+        match self.init.srq {
+            Some(srq) => cx.srqs.get(srq.0).is_some_and(|srq| !srq.waiting.is_empty()),
+            None => !self.rq.is_empty(),
+        }
+    }
+}

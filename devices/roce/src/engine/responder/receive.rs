@@ -1,0 +1,101 @@
+//! Sends.
+
+use verbs::{Access, Completion, RecvWr, Segments, WcFlags, WcOpcode, WcStatus};
+
+use super::{Inbound, Refusal, Request};
+use crate::engine::config::MAX_MESSAGE;
+use crate::engine::plan::{Effect, Source};
+use crate::engine::qp::Qp;
+use crate::engine::shared::{Shared, total};
+use crate::wire::{NakCode, Position};
+
+/// What the last packet of a send carries besides data.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Extra {
+    Immediate([u8; 4]),
+    Invalidate(u32),
+}
+
+impl Qp {
+    pub(super) fn on_send(
+        &mut self,
+        cx: &mut Shared,
+        request: &Request<'_>,
+        at: Position,
+        extra: Option<Extra>,
+    ) -> Result<(), Refusal> {
+        let in_sequence = match &self.resp.message {
+            None => at.starts(),
+            Some(Inbound::Send { .. }) => !at.starts(),
+            Some(Inbound::Write { .. }) => false,
+        };
+        self.check_part(request, at, in_sequence)?;
+        if at.starts() {
+            let wr = self.take_recv(cx).ok_or(Refusal::Rnr)?;
+            self.resp.message = Some(Inbound::Send { wr, got: 0 });
+        }
+        let (pd, len) = (self.init.pd, request.len());
+        let Some(Inbound::Send { wr, got }) = &mut self.resp.message else { return Err(Refusal::INVALID) };
+        if let Some(status) = wr.bad {
+            return Err(Refusal::Nak(NakCode::RemoteOperation, status));
+        }
+        let end = u64::from(*got) + u64::from(len);
+        if end > total(&wr.sges).min(u64::from(MAX_MESSAGE)) {
+            return Err(Refusal::TOO_LONG);
+        }
+        let mut to = Segments::new();
+        cx.resolve_sges(pd, &wr.sges, *got, len, Access::LOCAL_WRITE, &mut to)
+            .map_err(|_| Refusal::BAD_RECEIVE)?;
+        if let Some(Extra::Invalidate(rkey)) = extra {
+            cx.mrs.invalidate(pd, rkey).map_err(|_| Refusal::INVALID)?;
+        }
+        *got += len;
+        if len > 0 {
+            cx.place(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
+        }
+        self.executed(cx, request, 1, at.ends());
+        if at.ends() {
+            self.finish_send(cx, request, extra);
+        }
+        Ok(())
+    }
+
+    /// Checks what all packets of sends and writes have in common: order of parts, and that only the last part is short.
+    pub(super) fn check_part(
+        &self,
+        request: &Request<'_>,
+        at: Position,
+        in_sequence: bool,
+    ) -> Result<(), Refusal> {
+        let (len, mtu) = (request.len(), self.mtu().bytes());
+        let fits = match at {
+            Position::First | Position::Middle => len == mtu,
+            Position::Last => (1..=mtu).contains(&len),
+            Position::Only => len <= mtu,
+        };
+        if in_sequence && fits { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+
+    fn finish_send(&mut self, cx: &mut Shared, request: &Request<'_>, extra: Option<Extra>) {
+        let Some(Inbound::Send { wr, got }) = self.resp.message.take() else { return };
+        let completion = self.received(&wr, got, WcOpcode::Recv, request.solicited);
+        let (imm_or_key, flags) = match extra {
+            None => ([0; 4], WcFlags::empty()),
+            Some(Extra::Immediate(imm)) => (imm, WcFlags::WITH_IMM),
+            Some(Extra::Invalidate(rkey)) => (rkey.to_le_bytes(), WcFlags::WITH_INVALIDATE),
+        };
+        self.complete_recv(cx, Completion { imm_or_key, flags, ..completion });
+    }
+
+    /// A completion for a message that was received.
+    pub(super) const fn received(
+        &self,
+        wr: &RecvWr,
+        len: u32,
+        opcode: WcOpcode,
+        solicited: bool,
+    ) -> Completion {
+        let completion = self.completion(self.init.recv_cq, wr.wr_id, opcode, WcStatus::Success);
+        Completion { byte_len: len, src_qp: self.attr.dest_qpn, solicited, ..completion }
+    }
+}

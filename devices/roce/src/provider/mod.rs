@@ -1,0 +1,270 @@
+//! The engine as a [`verbs::Provider`]: with guest memory under it and an Ethernet link beside it.
+
+mod hairpin;
+mod mover;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use device_model::net::{Link, MacAddr};
+use device_model::ram::GuestRam;
+use device_model::time::Instant;
+use verbs::{
+    CqId, CqInit, Error, GidEntry, Keys, Limits, MrId, MrInit, Mtu, Owner, PdId, Provider, ProviderEvent,
+    QpAttr, QpAttrMask, QpId, QpInit, Qpn, RecvWr, SendWr, SrqAttr, SrqId, SrqInit,
+};
+
+use self::hairpin::Hairpin;
+use self::mover::Mover;
+use crate::engine::{Config, Counters, Engine, Transmit};
+use crate::wire::{self, Frame};
+
+/// Packets one call of [`Provider::advance`] sends at most.
+const BATCH: usize = 64;
+/// How long a full link is left alone.
+const LINK_RETRY: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// What a provider is made of.
+#[derive(Clone, Debug)]
+pub struct RoceConfig {
+    /// Own Ethernet address.
+    pub mac: MacAddr,
+    /// Tunables of the engine.
+    pub engine: Config,
+}
+
+impl RoceConfig {
+    /// Defaults, with a secret of its own.
+    pub fn new(mac: MacAddr) -> Self {
+        // The standard library's hash keys are random bytes of the operating system.
+        let secret = RandomState::new().hash_one(mac.0);
+        Self { mac, engine: Config { secret, ..Config::default() } }
+    }
+}
+
+/// A RoCE v2 device: engine, guest memory and link.
+///
+/// Frames to own addresses never reach the link: they turn around inside.
+pub struct RoceProvider {
+    engine: Engine,
+    mover: Mover,
+    link: Arc<dyn Link>,
+    hairpin: Hairpin,
+    /// A frame the link had no room for, and when to try again.
+    stalled: Option<Instant>,
+}
+
+impl RoceProvider {
+    /// A device without objects. The largest path MTU is the largest that fits the link.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when not even the smallest path MTU fits the link.
+    pub fn new(config: RoceConfig, ram: Arc<dyn GuestRam>, link: Arc<dyn Link>) -> Result<Self, Error> {
+        let mut engine = Engine::new(config.engine, Box::new(Arc::clone(&ram)));
+        engine.set_active_mtu(active_mtu(&*link)?);
+        let mover = Mover::new(config.mac, ram);
+        Ok(Self { engine, mover, link, hairpin: Hairpin::default(), stalled: None })
+    }
+
+    /// What was counted.
+    pub const fn counters(&self) -> &Counters {
+        self.engine.counters()
+    }
+
+    fn take_frame(&mut self, now: Instant, bytes: &[u8]) {
+        match Frame::parse(bytes) {
+            Ok(frame) => {
+                self.engine.receive(now, &frame);
+                self.mover.apply(&mut self.engine, bytes);
+            }
+            Err(error) => self.engine.count_bad_frame(error),
+        }
+    }
+
+    /// Takes the frames that turned around, as many as there were at the start.
+    fn take_hairpin(&mut self, now: Instant) {
+        for _ in 0..self.hairpin.len() {
+            let Some(bytes) = self.hairpin.pop() else { break };
+            self.take_frame(now, &bytes);
+            self.hairpin.recycle(bytes);
+        }
+    }
+
+    /// Sends what the mover holds. Returns `false` when the link has no room.
+    fn send(&mut self) -> bool {
+        match self.link.send(&[IoSlice::new(self.mover.frame())]) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            Err(_) => {
+                // The link is gone; time-outs will tell whoever waits.
+                self.engine.counters_mut().tx_failed += 1;
+                true
+            }
+        }
+    }
+
+    /// Tries the stalled frame again. Returns whether the link may be used.
+    fn unstall(&mut self, now: Instant) -> bool {
+        match self.stalled {
+            None => true,
+            Some(at) if at > now => false,
+            Some(_) => {
+                self.stalled = if self.send() { None } else { Some(now + LINK_RETRY) };
+                self.stalled.is_none()
+            }
+        }
+    }
+
+    /// Sends one packet. Returns `false` when there is none, or no room for it.
+    fn send_next(&mut self, now: Instant) -> bool {
+        let out = match self.engine.transmit(now) {
+            Transmit::Packet(out) => out,
+            Transmit::Again => return true,
+            Transmit::Idle => return false,
+        };
+        if !self.mover.gather(&out) {
+            self.engine.memory_fault(out.qp);
+        } else if self.engine.owns(&out.path.dst) {
+            self.hairpin.push(self.mover.frame());
+        } else if !self.send() {
+            self.engine.counters_mut().tx_deferred += 1;
+            self.stalled = Some(now + LINK_RETRY);
+            return false;
+        }
+        true
+    }
+}
+
+/// The largest path MTU whose packets fit a link.
+fn active_mtu(link: &dyn Link) -> Result<Mtu, Error> {
+    let mtu = Mtu::largest_within(u32::from(link.mtu()), wire::MAX_OVERHEAD);
+    mtu.ok_or(Error::Unsupported("the link's MTU leaves no room for RoCE packets"))
+}
+
+impl Provider for RoceProvider {
+    fn limits(&self) -> Limits {
+        self.engine.limits()
+    }
+
+    fn create_pd(&mut self, pd: PdId, owner: Owner) -> Result<(), Error> {
+        self.engine.create_pd(pd, owner)
+    }
+
+    fn destroy_pd(&mut self, pd: PdId) -> Result<(), Error> {
+        self.engine.destroy_pd(pd)
+    }
+
+    fn register_mr(&mut self, mr: MrId, init: MrInit) -> Result<Keys, Error> {
+        self.engine.register_mr(mr, init)
+    }
+
+    fn deregister_mr(&mut self, mr: MrId) -> Result<(), Error> {
+        self.engine.deregister_mr(mr)
+    }
+
+    fn create_cq(&mut self, cq: CqId, init: CqInit) -> Result<(), Error> {
+        self.engine.create_cq(cq, init)
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<(), Error> {
+        self.engine.destroy_cq(cq)
+    }
+
+    fn fail_cq(&mut self, cq: CqId) {
+        self.engine.fail_cq(cq);
+    }
+
+    fn create_srq(&mut self, srq: SrqId, init: SrqInit) -> Result<(), Error> {
+        self.engine.create_srq(srq, init)
+    }
+
+    fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), Error> {
+        self.engine.set_srq_limit(srq, limit)
+    }
+
+    fn query_srq(&self, srq: SrqId) -> Result<SrqAttr, Error> {
+        self.engine.query_srq(srq)
+    }
+
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<(), Error> {
+        self.engine.destroy_srq(srq)
+    }
+
+    fn create_qp(&mut self, qp: QpId, init: QpInit) -> Result<Qpn, Error> {
+        self.engine.create_qp(qp, init)
+    }
+
+    fn modify_qp(&mut self, now: Instant, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
+        self.engine.modify_qp(now, qp, attr, mask)
+    }
+
+    fn query_qp(&self, qp: QpId) -> Result<QpAttr, Error> {
+        self.engine.query_qp(qp)
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) -> Result<(), Error> {
+        self.engine.destroy_qp(qp)
+    }
+
+    fn set_gid(&mut self, entry: GidEntry) -> Result<(), Error> {
+        self.engine.set_gid(entry)
+    }
+
+    fn clear_gid(&mut self, index: u16) -> Result<(), Error> {
+        self.engine.clear_gid(index)
+    }
+
+    fn post_send(&mut self, qp: QpId, wr: SendWr) -> Result<(), Error> {
+        self.engine.post_send(qp, wr)
+    }
+
+    fn post_recv(&mut self, qp: QpId, wr: RecvWr) -> Result<(), Error> {
+        self.engine.post_recv(qp, wr)
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), Error> {
+        self.engine.post_srq_recv(srq, wr)
+    }
+
+    fn claims(&self, frame: &[u8]) -> bool {
+        wire::destination(frame).is_some_and(|gid| self.engine.owns(&gid))
+    }
+
+    fn receive(&mut self, now: Instant, frame: &[u8]) {
+        self.take_frame(now, frame);
+    }
+
+    fn advance(&mut self, now: Instant) -> bool {
+        self.take_hairpin(now);
+        if !self.unstall(now) {
+            return false;
+        }
+        for _ in 0..BATCH {
+            if !self.send_next(now) {
+                return !self.hairpin.is_empty();
+            }
+        }
+        true
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let timers = self.engine.next_deadline();
+        match self.stalled {
+            // While the link is full, waiting packets are no reason to come earlier.
+            Some(at) => Some(timers.map_or(at, |timer| timer.min(at))),
+            None => timers,
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<ProviderEvent> {
+        self.engine.poll_event()
+    }
+
+    fn reset(&mut self) {
+        self.engine.reset();
+        self.hairpin.clear();
+        self.stalled = None;
+    }
+}

@@ -80,6 +80,9 @@ pub trait MsiRouter: Send + Sync {
 /// Accesses come from vCPU threads, several at once; the implementation locks for itself. Offsets are inside the BAR and
 /// an access never crosses its end, but may have any length from 1 to 8 and any alignment: what the device does not
 /// understand reads as zeros and writes to nowhere. Accesses to the MSI-X structures are served by the function.
+///
+/// [`Device::set_bus_master`] and [`Device::reset`] are called with the function's config space locked, so they must not
+/// access the function or the root; signalling interrupts and (un)registering doorbells is fine.
 pub trait Device: Send + Sync {
     /// Identification; constant.
     fn identity(&self) -> Identity;

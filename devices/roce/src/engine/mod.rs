@@ -23,7 +23,7 @@ mod srq;
 mod table;
 mod timers;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use device_model::time::Instant;
 use verbs::{AsyncEvent, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
@@ -64,7 +64,8 @@ pub enum Transmit {
 pub struct Engine {
     shared: Shared,
     qps: Table<Box<Qp>>,
-    gsi: Option<QpId>,
+    /// Queue pairs whose number was asked for; that of all others leads to the object by itself.
+    named: BTreeMap<Qpn, QpId>,
     secret: Permutation,
     created: u32,
     /// Packets that the queue pair at the head of the ready list may still send.
@@ -90,7 +91,14 @@ impl Engine {
             config,
         };
         let secret = Permutation::new(!shared.config.secret);
-        Self { qps: Table::new(limits.max_qp + 1), gsi: None, secret, created: 0, burst: 0, shared }
+        Self {
+            qps: Table::new(limits.max_qp + 1),
+            named: BTreeMap::new(),
+            secret,
+            created: 0,
+            burst: 0,
+            shared,
+        }
     }
 
     /// Limits in force.
@@ -142,18 +150,20 @@ impl Engine {
             cx.counters.dropped_pkey += 1;
             return;
         }
-        let id = match frame.packet.dest {
-            Qpn::GSI => self.gsi,
-            qpn => Some(QpId(self.secret.reveal(qpn.0) & ((1 << QP_ID_BITS) - 1))),
-        };
-        let qp =
-            id.and_then(|id| qps.get_mut(id.0)).filter(|qp| qp.qpn == frame.packet.dest && qp.receives());
-        let Some(qp) = qp else {
+        let dest = frame.packet.dest;
+        let id = Self::qp_id(self.secret, &self.named, dest);
+        let Some(qp) = qps.get_mut(id.0).filter(|qp| qp.qpn == dest && qp.receives()) else {
             cx.counters.dropped_no_qp += 1;
             return;
         };
         Self::dispatch(cx, qp, frame);
         qp.schedule(cx);
+    }
+
+    /// The only object that can have a number; whether it has must be checked.
+    fn qp_id(secret: Permutation, named: &BTreeMap<Qpn, QpId>, qpn: Qpn) -> QpId {
+        let hidden = || QpId(secret.reveal(qpn.0) & ((1 << QP_ID_BITS) - 1));
+        named.get(&qpn).copied().unwrap_or_else(hidden)
     }
 
     fn dispatch(cx: &mut Shared, qp: &mut Qp, frame: &Frame) {

@@ -24,6 +24,11 @@ fn count_users(cx: &mut Shared, init: &QpInit, change: impl Fn(&mut u32)) {
     }
 }
 
+/// 0 and 1 are the management interfaces, all ones is for multicast.
+const fn is_reserved(qpn: Qpn) -> bool {
+    qpn.0 < 2 || qpn.0 == Qpn::MASK
+}
+
 /// The methods mirror those of [`verbs::Provider`], which documents them.
 #[allow(missing_docs, reason = "documented at the trait")]
 impl Engine {
@@ -129,15 +134,12 @@ impl Engine {
     pub fn create_qp(&mut self, id: QpId, init: QpInit) -> Result<Qpn, Error> {
         self.check_qp(&init)?;
         self.qps.check_free(id.0)?;
-        let qpn = match init.qp_type {
-            QpType::Gsi if self.gsi.is_some() => return Err(Error::Exists),
-            QpType::Gsi => Qpn::GSI,
-            QpType::Rc | QpType::Ud => self.pick_qpn(id),
+        let wanted = if init.qp_type == QpType::Gsi { Some(Qpn::GSI) } else { init.qpn };
+        let qpn = match wanted {
+            Some(qpn) => self.claim_qpn(id, qpn, init.qp_type)?,
+            None => self.pick_qpn(id),
         };
         self.qps.insert(id.0, Box::new(Qp::new(id, qpn, init)))?;
-        if init.qp_type == QpType::Gsi {
-            self.gsi = Some(id);
-        }
         count_users(&mut self.shared, &init, |users| *users += 1);
         Ok(qpn)
     }
@@ -159,13 +161,29 @@ impl Engine {
         }
     }
 
+    /// Takes a number that was asked for.
+    fn claim_qpn(&mut self, id: QpId, qpn: Qpn, qp_type: QpType) -> Result<Qpn, Error> {
+        if qpn.0 > Qpn::MASK || is_reserved(qpn) && qp_type != QpType::Gsi {
+            return Err(Error::Invalid("queue pair number is reserved"));
+        }
+        if self.is_taken(qpn) {
+            return Err(Error::Exists);
+        }
+        self.named.insert(qpn, id);
+        Ok(qpn)
+    }
+
+    fn is_taken(&self, qpn: Qpn) -> bool {
+        let id = Self::qp_id(self.secret, &self.named, qpn);
+        self.qps.get(id.0).is_some_and(|qp| qp.qpn == qpn)
+    }
+
     /// A number that says nothing about the next one, and leads back to the object without a table.
     fn pick_qpn(&mut self, id: QpId) -> Qpn {
         loop {
             self.created = self.created.wrapping_add(1);
             let qpn = Qpn(self.secret.hide(self.created << QP_ID_BITS | id.0));
-            // 0 and 1 are the management interfaces, all ones is for multicast.
-            if (2..Qpn::MASK).contains(&qpn.0) {
+            if !is_reserved(qpn) && !self.named.contains_key(&qpn) {
                 return qpn;
             }
         }
@@ -188,9 +206,7 @@ impl Engine {
 
     pub fn destroy_qp(&mut self, id: QpId) -> Result<(), Error> {
         let qp = self.qps.remove(id.0).ok_or(Error::NotFound)?;
-        if self.gsi == Some(id) {
-            self.gsi = None;
-        }
+        self.named.remove(&qp.qpn);
         count_users(&mut self.shared, &qp.init, |users| *users -= 1);
         self.shared.forget(|event| names_qp(event, id));
         Ok(())
@@ -234,9 +250,10 @@ impl Engine {
     }
 
     pub fn reset(&mut self) {
-        let Self { shared, qps, gsi, secret: _, created: _, burst } = self;
+        let Self { shared, qps, named, secret: _, created: _, burst } = self;
         qps.clear();
-        (*gsi, *burst) = (None, 0);
+        named.clear();
+        *burst = 0;
         // Numbers, secrets, counters and the clock stay: what was valid before must not become so again.
         let Shared {
             config: _,

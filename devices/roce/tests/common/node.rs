@@ -90,6 +90,7 @@ impl Node {
             srq: None,
             cap,
             access: Access::empty(),
+            qpn: None,
         }
     }
 

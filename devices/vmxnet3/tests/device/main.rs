@@ -1,0 +1,11 @@
+//! The device against a driver that does what the Linux driver does, over real guest memory.
+
+mod control;
+mod driver;
+mod frames;
+mod hostile;
+mod machine;
+mod receive;
+mod soak;
+mod threads;
+mod transmit;

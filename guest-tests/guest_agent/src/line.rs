@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use guest_protocol::link::{Event as LinkEvent, Link};
 use guest_protocol::message::{Report, Request, decode, encode};
-use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 
 use crate::commands::Commands;
 use crate::machine;
@@ -96,6 +96,8 @@ impl Agent {
         self.link.transmit(self.start.elapsed(), &mut bytes);
         if !bytes.is_empty() {
             self.line.write_all(&bytes)?;
+            // The terminal's buffer takes seconds of a slow line; only what has left it can be acknowledged.
+            let _ = tcdrain(&self.line);
             self.link.transmitted(self.start.elapsed());
         }
         Ok(())

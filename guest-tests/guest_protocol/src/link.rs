@@ -1,6 +1,7 @@
 //! A reliable stream of messages over frames that may be lost, in either direction.
 //!
-//! Go-back-N with cumulative acknowledgements. The state machine does no input or output and reads no clock: the
+//! Cumulative acknowledgements and a small window. What timed out is sent again one frame at a time, each when the
+//! one before is acknowledged: a line that is only slow must not be filled with repetitions. The state machine does no input or output and reads no clock: the
 //! owner hands it the bytes of the line ([`Link::receive`]) and the time ([`Link::transmit`]). Times are durations
 //! since any fixed moment.
 //!
@@ -12,9 +13,9 @@ use std::time::Duration;
 
 use crate::frame::{Decoder, Frame, Kind, MAX_PAYLOAD};
 
-/// Frames in flight. With [`MAX_PAYLOAD`] this is some seconds of a slow emulated line.
-const WINDOW: usize = 16;
-/// How long the sender waits for any acknowledgement before it sends its window again.
+/// Frames in flight.
+const WINDOW: usize = 8;
+/// How long the sender waits for any acknowledgement before it sends its oldest frame again.
 const RETRANSMIT: Duration = Duration::from_secs(3);
 /// Longest message; a longer one from the peer is dropped as damage would be.
 pub const MAX_MESSAGE: usize = 256 * 1024;
@@ -42,6 +43,9 @@ pub struct Link {
     /// When the oldest frame in flight was last sent.
     sent_at: Duration,
     data_went_out: bool,
+    /// While some frame was sent again: the first sequence number that was not sent before that.
+    recovering: Option<u32>,
+    resend_oldest: bool,
     expected: u32,
     ack_due: bool,
     assembling: Vec<u8>,
@@ -70,6 +74,8 @@ impl Link {
             next_sequence: 0,
             sent_at: Duration::ZERO,
             data_went_out: false,
+            recovering: None,
+            resend_oldest: false,
             expected: 0,
             ack_due: false,
             assembling: Vec::new(),
@@ -127,12 +133,17 @@ impl Link {
         if !std::mem::replace(&mut self.in_step, true) {
             out.push(0);
         }
-        if !self.in_flight.is_empty() && now.saturating_sub(self.sent_at) >= RETRANSMIT {
-            self.in_flight.iter().for_each(|frame| frame.encode(out));
-            self.sent_at = now;
-            self.data_went_out = true;
+        if let Some(oldest) = self.in_flight.front() {
+            let late = now.saturating_sub(self.sent_at) >= RETRANSMIT;
+            if late || self.resend_oldest {
+                oldest.encode(out);
+                self.recovering.get_or_insert(oldest.sequence.wrapping_add(self.in_flight.len() as u32));
+                self.sent_at = now;
+                self.data_went_out = true;
+            }
         }
-        while self.in_flight.len() < WINDOW {
+        self.resend_oldest = false;
+        while self.in_flight.len() < WINDOW && self.recovering.is_none() {
             let Some(mut frame) = self.queued.pop_front() else { break };
             if self.in_flight.is_empty() {
                 self.sent_at = now;
@@ -190,6 +201,19 @@ impl Link {
             return;
         }
         self.in_flight.drain(..acknowledged);
+        if acknowledged > 0 {
+            self.recover_from(expected);
+        }
+    }
+
+    /// Goes on with what was in flight when a frame timed out, or ends the recovery.
+    fn recover_from(&mut self, expected: u32) {
+        let Some(end) = self.recovering else { return };
+        let left = end.wrapping_sub(expected);
+        self.resend_oldest = (1..=WINDOW as u32).contains(&left);
+        if !self.resend_oldest {
+            self.recovering = None;
+        }
     }
 
     fn handle_data(&mut self, frame: Frame) {

@@ -1,0 +1,206 @@
+//! Files that travel into a guest: an archive appended to its initramfs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cpio::NewcBuilder;
+use cpio::newc::trailer;
+
+use super::error::GuestError;
+
+/// Where the loader of a Debian guest looks by itself.
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+
+/// Files by their place in the guest.
+#[derive(Clone, Debug, Default)]
+pub struct Overlay {
+    files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
+}
+
+impl Overlay {
+    /// Adds a file with the given content; `place` is absolute.
+    pub fn text(&mut self, place: impl Into<PathBuf>, mode: u32, content: impl Into<Vec<u8>>) {
+        self.files.insert(place.into(), (mode & 0o777, content.into()));
+    }
+
+    /// Adds a file of the host, with its permissions.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn file(&mut self, source: &Path, place: impl Into<PathBuf>) -> Result<(), GuestError> {
+        let error = |error| GuestError::File { path: source.into(), source: error };
+        let content = fs::read(source).map_err(error)?;
+        let mode = fs::metadata(source).map_err(error)?.permissions().mode();
+        self.text(place, mode, content);
+        Ok(())
+    }
+
+    /// Adds a file, or a directory with everything in it, of the host.
+    ///
+    /// # Errors
+    ///
+    /// When something in it cannot be read.
+    pub fn tree(&mut self, source: &Path, place: &Path) -> Result<(), GuestError> {
+        if !source.is_dir() {
+            return self.file(source, place);
+        }
+        let error = |error| GuestError::File { path: source.into(), source: error };
+        for entry in fs::read_dir(source).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            self.tree(&entry.path(), &place.join(entry.file_name()))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a program of the host and the shared libraries it needs, which go where the guest's loader looks without a cache.
+    ///
+    /// Libraries that are part of every guest (the C library and the verbs libraries) stay the guest's own: a
+    /// program has to run on the guest's stock rdma-core.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read, or the host itself does not find one of its libraries.
+    pub fn program(&mut self, source: &Path, place: impl Into<PathBuf>) -> Result<(), GuestError> {
+        self.file(source, place)?;
+        for library in shared_libraries(source)? {
+            if let Some(name) = library.file_name().filter(|name| !is_in_every_guest(name)) {
+                self.file(&library, Path::new(LIBRARIES).join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The files as a `newc` archive, parents before children.
+    ///
+    /// # Errors
+    ///
+    /// When a file is larger than the format allows.
+    pub fn archive(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.files.keys();
+        let directories: BTreeSet<&Path> = names.flat_map(|name| name.ancestors().skip(1)).collect();
+        let mut inode = 0;
+        let mut entry = |path: &Path, mode| {
+            inode += 1;
+            let name = path.strip_prefix("/").unwrap_or(path).to_string_lossy().into_owned();
+            NewcBuilder::new(&name).ino(inode).mode(mode).nlink(1)
+        };
+        for directory in directories.into_iter().filter(|path| path.parent().is_some()) {
+            entry(directory, DIRECTORY | 0o755).write(&mut *out, 0).finish()?;
+        }
+        for (path, (mode, content)) in &self.files {
+            let size = u32::try_from(content.len()).map_err(|_| {
+                io::Error::other(format!("{} is larger than an archive allows", path.display()))
+            })?;
+            let mut writer = entry(path, REGULAR | mode).write(&mut *out, size);
+            writer.write_all(content)?;
+            writer.finish()?;
+        }
+        trailer(out)?;
+        Ok(())
+    }
+}
+
+/// Whether a library is part of the small guest, so that the guest's own one is used.
+fn is_in_every_guest(name: &OsStr) -> bool {
+    const STEMS: [&str; 12] = [
+        "ld-linux-x86-64.",
+        "libc.",
+        "libm.",
+        "libpthread.",
+        "libdl.",
+        "librt.",
+        "libresolv.",
+        "libibverbs.",
+        "librdmacm.",
+        "libibumad.",
+        "libnl-3.",
+        "libnl-route-3.",
+    ];
+    let name = name.to_string_lossy();
+    STEMS.iter().any(|stem| name.starts_with(stem))
+}
+
+/// The shared libraries a program of the host loads, as the host's own loader finds them.
+fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>, GuestError> {
+    let output = Command::new("ldd")
+        .arg(program)
+        .output()
+        .map_err(|source| GuestError::Spawn { program: "ldd".into(), source })?;
+    // A script or a static program has none, which ldd calls a failure.
+    libraries_in(&String::from_utf8_lossy(&output.stdout)).map_err(|missing| GuestError::File {
+        path: program.into(),
+        source: io::Error::other(format!("its library {missing} is not on this machine; install it first")),
+    })
+}
+
+/// Reads what `ldd` prints; the error is the name of a library that it did not find.
+fn libraries_in(listing: &str) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    for line in listing.lines() {
+        let Some((name, target)) = line.split_once(" => ") else { continue };
+        match target.split_whitespace().next() {
+            Some(path) if path.starts_with('/') => found.push(path.into()),
+            _ => return Err(name.trim().into()),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpio::NewcReader;
+
+    fn listing(overlay: &Overlay) -> Vec<(String, u32)> {
+        let mut archive = Vec::new();
+        overlay.archive(&mut archive).unwrap();
+        let mut rest = &archive[..];
+        let mut entries = Vec::new();
+        loop {
+            let reader = NewcReader::new(rest).unwrap();
+            if reader.entry().is_trailer() {
+                return entries;
+            }
+            entries.push((reader.entry().name().to_string(), reader.entry().mode()));
+            rest = reader.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn parents_come_before_children_and_programs_stay_executable() {
+        let mut overlay = Overlay::default();
+        overlay.text("/sbin/agent", 0o755, "x");
+        overlay.text("/root/app/data", 0o644, "y");
+        let expected = [
+            ("root", DIRECTORY | 0o755),
+            ("root/app", DIRECTORY | 0o755),
+            ("sbin", DIRECTORY | 0o755),
+            ("root/app/data", REGULAR | 0o644),
+            ("sbin/agent", REGULAR | 0o755),
+        ];
+        assert_eq!(listing(&overlay), expected.map(|(name, mode)| (name.to_string(), mode)));
+    }
+
+    #[test]
+    fn libraries_are_read_from_the_loader_and_missing_ones_are_named() {
+        let listing = "\tlinux-vdso.so.1 (0x7ffd)\n\tlibibverbs.so.1 => /lib/libibverbs.so.1 (0x7f)\n\
+                       \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
+        assert_eq!(libraries_in(listing).unwrap(), [PathBuf::from("/lib/libibverbs.so.1")]);
+        assert_eq!(libraries_in("\tlibucp.so.0 => not found\n").unwrap_err(), "libucp.so.0");
+        assert_eq!(libraries_in("\tstatically linked\n").unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn verbs_libraries_stay_the_guests_own() {
+        assert!(is_in_every_guest(OsStr::new("libibverbs.so.1")));
+        assert!(!is_in_every_guest(OsStr::new("libcrypto.so.3")));
+    }
+}

@@ -1,0 +1,283 @@
+//! A set of guests on one switch.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::address::{Address, Nic, hosts_file};
+use super::control::Control;
+use super::error::GuestError;
+use super::guest::Guest;
+use super::overlay::Overlay;
+use super::process::Process;
+use super::vm::{Files, command};
+
+/// How long a VMM may take to open its sockets.
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What guests to start and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `verbena` program.
+    pub verbena: PathBuf,
+    /// The agent's program.
+    pub agent: PathBuf,
+    /// Guest kernel.
+    pub kernel: PathBuf,
+    /// Guest initramfs; must end by starting `/sbin/verbena-agent`.
+    pub initramfs: PathBuf,
+    /// Files to add to it.
+    pub overlay: Overlay,
+    /// Number of guests, at most [`Address::MAX`].
+    pub count: usize,
+    /// Virtual CPUs of each.
+    pub cpus: u8,
+    /// Memory of each, in MiB.
+    pub memory_mib: u32,
+    /// NICs of each; the first one has an RDMA device.
+    pub nics: Nic,
+    /// MTU of every port; the link's own when absent.
+    pub mtu: Option<u16>,
+    /// `--disk` arguments.
+    pub disks: Vec<String>,
+    /// Words to add to the kernel command line.
+    pub command_line: String,
+    /// Arguments to add to `verbena run`.
+    pub extra_arguments: Vec<String>,
+    /// Whether a reboot starts a guest again; else it ends its VM.
+    pub may_reboot: bool,
+    /// Whether every port is captured to a file.
+    pub capture: bool,
+    /// How long a guest may take to come up.
+    pub boot_timeout: Duration,
+    /// Where consoles and captures are left when [`Guests::keep`] was called.
+    pub results: PathBuf,
+}
+
+impl Default for Options {
+    /// Two guests of one CPU and 512 MiB; programs and images are not filled in.
+    fn default() -> Self {
+        Self {
+            verbena: PathBuf::new(),
+            agent: PathBuf::new(),
+            kernel: PathBuf::new(),
+            initramfs: PathBuf::new(),
+            overlay: Overlay::default(),
+            count: 2,
+            cpus: 1,
+            memory_mib: 512,
+            nics: 1,
+            mtu: None,
+            disks: Vec::new(),
+            command_line: "quiet".into(),
+            extra_arguments: Vec::new(),
+            may_reboot: false,
+            capture: false,
+            boot_timeout: Duration::from_secs(180),
+            results: std::env::temp_dir(),
+        }
+    }
+}
+
+/// Guests that are up. Dropping it ends them.
+pub struct Guests {
+    // Guests end before the switch they are plugged into, and both before their files go.
+    guests: Vec<Guest>,
+    _switch: Option<Process>,
+    directory: TempDir,
+    results: PathBuf,
+    keep: AtomicBool,
+}
+
+impl Guests {
+    /// Starts a switch and guests, and waits until all are up.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be started or a guest does not come up; the reason holds the end of its console.
+    /// Consoles are kept then.
+    pub fn start(options: &Options) -> Result<Self, GuestError> {
+        let file = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| GuestError::File { path, source }
+        };
+        fs::create_dir_all(&options.results).map_err(file(&options.results))?;
+        let directory = tempfile::Builder::new()
+            .prefix("verbena-guests-")
+            .tempdir()
+            .map_err(file(&std::env::temp_dir()))?;
+        let mut set = Self {
+            guests: Vec::new(),
+            _switch: None,
+            directory,
+            results: options.results.clone(),
+            keep: AtomicBool::new(true),
+        };
+        set.boot(options)?;
+        set.keep.store(false, Ordering::Relaxed);
+        Ok(set)
+    }
+
+    fn boot(&mut self, options: &Options) -> Result<(), GuestError> {
+        let directory = self.directory.path().to_path_buf();
+        let initramfs = directory.join("initramfs");
+        write_initramfs(options, &initramfs)
+            .map_err(|source| GuestError::File { path: options.initramfs.clone(), source })?;
+        let switch = directory.join("switch");
+        if options.nics > 0 {
+            self._switch = Some(start_switch(options, &switch)?);
+        }
+        for guest in Address::first(options.count) {
+            let files = Files { directory: &directory, initramfs: &initramfs, switch: &switch, guest };
+            self.guests.push(start_guest(options, &files)?);
+        }
+        let deadline = Instant::now() + options.boot_timeout;
+        for guest in &self.guests {
+            guest.wait_ready(1, deadline.saturating_duration_since(Instant::now()))?;
+        }
+        Ok(())
+    }
+
+    /// The guest in the given place; they are in the order of their names.
+    ///
+    /// # Panics
+    ///
+    /// When the set has fewer guests.
+    pub fn guest(&self, place: usize) -> &Guest {
+        &self.guests[place]
+    }
+
+    /// The first guest.
+    ///
+    /// # Panics
+    ///
+    /// When the set is empty.
+    pub fn a(&self) -> &Guest {
+        self.guest(0)
+    }
+
+    /// The second guest.
+    ///
+    /// # Panics
+    ///
+    /// When the set has fewer guests.
+    pub fn b(&self) -> &Guest {
+        self.guest(1)
+    }
+
+    /// All guests.
+    pub fn all(&self) -> &[Guest] {
+        &self.guests
+    }
+
+    /// All guests, to end them one by one.
+    pub fn all_mut(&mut self) -> &mut [Guest] {
+        &mut self.guests
+    }
+
+    /// The directory with everything these guests write on the host.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Capture of a guest's NIC, when captures were asked for.
+    pub fn capture(&self, guest: &Guest, nic: Nic) -> PathBuf {
+        self.directory.path().join(format!("{}.eth{nic}.pcapng", guest.address()))
+    }
+
+    /// Keeps consoles, logs and captures when the guests end, because something failed.
+    pub fn keep(&self) {
+        self.keep.store(true, Ordering::Relaxed);
+    }
+
+    /// Copies what a person wants to see after a failure to the results, and says where.
+    fn save(&self) -> std::io::Result<PathBuf> {
+        let name = self.directory.path().file_name().unwrap_or_default();
+        let kept = self.results.join(name);
+        fs::create_dir_all(&kept)?;
+        for entry in fs::read_dir(self.directory.path())?.flatten() {
+            let path = entry.path();
+            let wanted = ["console", "log", "pcapng"].map(Some);
+            if wanted.contains(&path.extension().and_then(|e| e.to_str())) {
+                fs::copy(&path, kept.join(entry.file_name()))?;
+            }
+        }
+        Ok(kept)
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        self.guests.clear();
+        self._switch = None;
+        if self.keep.load(Ordering::Relaxed) {
+            match self.save() {
+                Ok(kept) => eprintln!("Consoles, logs and captures are in {}", kept.display()),
+                Err(error) => eprintln!("Consoles and logs could not be kept: {error}"),
+            }
+        }
+    }
+}
+
+/// The image's initramfs with the agent, the host names and the caller's files appended. Linux unpacks archives that
+/// follow each other one after the other; uncompressed ones have to start at a multiple of four.
+fn write_initramfs(options: &Options, to: &Path) -> std::io::Result<()> {
+    let mut overlay = options.overlay.clone();
+    let agent = fs::read(&options.agent)
+        .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", options.agent.display())))?;
+    overlay.text("/sbin/verbena-agent", 0o755, agent);
+    overlay.text("/etc/hosts", 0o644, hosts_file(options.count));
+    let size = fs::copy(&options.initramfs, to)?;
+    let mut file = File::options().append(true).open(to)?;
+    std::io::Write::write_all(&mut file, &vec![0; (4 - size % 4) as usize % 4])?;
+    overlay.archive(&mut file)
+}
+
+fn start_switch(options: &Options, socket: &Path) -> Result<Process, GuestError> {
+    let mut command = Command::new(&options.verbena);
+    command.arg("switch").arg("--socket").arg(socket);
+    let log = socket.with_extension("log");
+    let mut switch = Process::start(command, &log, socket.parent())?;
+    let deadline = Instant::now() + SOCKET_TIMEOUT;
+    while !socket.exists() {
+        if switch.ended().is_some() || Instant::now() >= deadline {
+            let source = std::io::Error::other(format!("the switch did not open it: {}", switch.printed()));
+            return Err(GuestError::File { path: socket.into(), source });
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(switch)
+}
+
+fn start_guest(options: &Options, files: &Files<'_>) -> Result<Guest, GuestError> {
+    let log = PathBuf::from(files.log());
+    let mut vm = Process::start(command(options, files), &log, Some(files.directory))?;
+    let control = connect(files.guest, Path::new(&files.control()), &mut vm)?;
+    Ok(Guest::new(files.guest, control, vm, files.console().into()))
+}
+
+/// Connects to a VM's control line as soon as the VMM has opened it.
+fn connect(guest: Address, socket: &Path, vm: &mut Process) -> Result<Control, GuestError> {
+    let deadline = Instant::now() + SOCKET_TIMEOUT;
+    loop {
+        match UnixStream::connect(socket).and_then(Control::start) {
+            Ok(control) => return Ok(control),
+            Err(error) => {
+                let ended = vm.ended();
+                if ended.is_some() || Instant::now() >= deadline {
+                    let what =
+                        ended.map_or_else(|| error.to_string(), |status| format!("the VMM ended, {status}"));
+                    let reason = format!("{what}: {}", vm.printed().trim_end());
+                    return Err(GuestError::Gone { guest: guest.name(), reason });
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}

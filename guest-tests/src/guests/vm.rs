@@ -1,0 +1,127 @@
+//! The command line of one VM.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::address::{Address, Nic};
+use super::set::Options;
+
+/// Files of one VM in the directory of its set.
+pub struct Files<'a> {
+    /// The set's directory.
+    pub directory: &'a Path,
+    /// Initramfs with the overlay appended.
+    pub initramfs: &'a Path,
+    /// Socket of the switch that the VM's NICs are plugged into.
+    pub switch: &'a Path,
+    /// Which guest.
+    pub guest: Address,
+}
+
+impl Files<'_> {
+    fn path(&self, suffix: &str) -> String {
+        self.directory.join(format!("{}{suffix}", self.guest)).display().to_string()
+    }
+
+    /// Where its console goes.
+    pub fn console(&self) -> String {
+        self.path(".console")
+    }
+
+    /// Socket of its control line.
+    pub fn control(&self) -> String {
+        self.path(".control")
+    }
+
+    /// What the VMM itself says.
+    pub fn log(&self) -> String {
+        self.path(".log")
+    }
+
+    /// Capture of a NIC's port.
+    pub fn capture(&self, nic: Nic) -> String {
+        self.path(&format!(".eth{nic}.pcapng"))
+    }
+}
+
+/// `verbena run …` for one guest.
+pub fn command(options: &Options, files: &Files<'_>) -> Command {
+    let mut command = Command::new(&options.verbena);
+    command.arg("run");
+    let mut flag = |name: &str, value: String| {
+        command.arg(name).arg(value);
+    };
+    flag("--kernel", options.kernel.display().to_string());
+    flag("--initramfs", files.initramfs.display().to_string());
+    flag("--cmdline", kernel_command_line(options, files.guest));
+    flag("--cpus", options.cpus.to_string());
+    flag("--memory", format!("size={}M", options.memory_mib));
+    flag("--serial", format!("num=1,type=file,path={}", files.console()));
+    flag("--serial", format!("num=2,type=socket,path={}", files.control()));
+    flag("--on-reboot", if options.may_reboot { "reset" } else { "exit" }.into());
+    for nic in 0..options.nics {
+        flag("--net", net(options, files, nic));
+    }
+    for disk in &options.disks {
+        flag("--disk", disk.clone());
+    }
+    command.args(&options.extra_arguments);
+    command
+}
+
+fn kernel_command_line(options: &Options, guest: Address) -> String {
+    let own = guest.command_line(options.nics);
+    format!("console=ttyS0 panic=-1 {own} {}", options.command_line).trim_end().to_string()
+}
+
+fn net(options: &Options, files: &Files<'_>, nic: Nic) -> String {
+    let (mac, link) = (files.guest.mac(nic), files.switch.display());
+    let mut text = format!("id=eth{nic},mac={mac},link=switch:{link}");
+    if let Some(mtu) = options.mtu {
+        text += &format!(",mtu={mtu}");
+    }
+    if nic > 0 {
+        text += ",rdma=off";
+    }
+    if options.capture {
+        text += &format!(",capture={}", files.capture(nic));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_names_everything_a_guest_needs() {
+        let options = Options {
+            verbena: "/bin/verbena".into(),
+            kernel: "/k".into(),
+            nics: 2,
+            mtu: Some(9000),
+            capture: true,
+            disks: vec!["path=/d.img,readonly=on".into()],
+            ..Options::default()
+        };
+        let guest = Address::first(1).next().unwrap();
+        let files = Files {
+            directory: Path::new("/t"),
+            initramfs: Path::new("/t/initramfs"),
+            switch: Path::new("/t/switch"),
+            guest,
+        };
+        let command = command(&options, &files);
+        let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+        let text = arguments.join(" ");
+        assert!(text.starts_with("run --kernel /k --initramfs /t/initramfs "));
+        assert!(text.contains("--serial num=2,type=socket,path=/t/a.control"));
+        assert!(text.contains("verbena.host=a verbena.ip=eth0=10.0.0.1/24,eth1=10.0.1.1/24"));
+        assert!(text.contains(
+            "--net id=eth0,mac=02:00:00:00:00:01,link=switch:/t/switch,mtu=9000,capture=/t/a.eth0.pcapng"
+        ));
+        assert!(text.contains("link=switch:/t/switch,mtu=9000,rdma=off,capture=/t/a.eth1.pcapng"));
+        assert!(text.contains("--disk path=/d.img,readonly=on"));
+        assert!(text.contains("--on-reboot exit"));
+    }
+}

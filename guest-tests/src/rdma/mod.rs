@@ -1,0 +1,12 @@
+//! What tests of RDMA devices in guests have in common: the device and its GIDs, programs that run in pairs, and
+//! what those programs print.
+
+mod device;
+mod figures;
+mod pair;
+
+pub use device::{DeviceError, GidKind, RdmaDevice};
+pub use figures::{
+    Bandwidth, DeviceInfo, Latency, VerifierReport, bandwidth, device_info, ping_lines, pingpong, verifier,
+};
+pub use pair::{Listening, Pair, PairOutput};

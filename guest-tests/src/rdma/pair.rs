@@ -1,0 +1,95 @@
+//! A server in one guest and its client in another.
+
+use std::time::Duration;
+
+use crate::guests::{Guest, GuestError, Output, Task};
+
+/// How long a server may take to listen.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a server may take to end after its client has.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// How it shows that a server may be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// It listens on this TCP port.
+    Tcp(u16),
+    /// It has a listening `rdma_cm` identifier.
+    Cm,
+}
+
+impl Listening {
+    /// A line for the guest's shell that returns once it is so.
+    fn wait(self) -> String {
+        let test = match self {
+            // Local address, remote address, state; 0A is LISTEN (Documentation/networking/proc_net_tcp).
+            Self::Tcp(port) => {
+                format!("grep -q ':{port:04X} [0-9A-F]*:0000 0A' /proc/net/tcp /proc/net/tcp6")
+            }
+            Self::Cm => "rdma resource show cm_id | grep -q LISTEN".to_string(),
+        };
+        format!("until {test}; do sleep 0.1; done")
+    }
+}
+
+/// A server, its client, and what tells that the server is there.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The server's command.
+    pub server: Task,
+    /// The client's command.
+    pub client: Task,
+    /// When the client may start.
+    pub listening: Listening,
+}
+
+/// What came of both.
+#[derive(Debug)]
+pub struct PairOutput {
+    /// The server's output.
+    pub server: Output,
+    /// The client's output.
+    pub client: Output,
+}
+
+impl Pair {
+    /// Runs both to their ends. A server that fails early ends it at once.
+    ///
+    /// # Errors
+    ///
+    /// When one takes too long or a guest goes away. Failure of the programs is in the output.
+    pub fn run(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
+        let mut serving = server.start(self.server);
+        let mut listening = server.start(Task::shell(self.listening.wait()).timeout(LISTEN_TIMEOUT));
+        while listening.poll()?.is_none() {
+            if let Some(output) = serving.poll()? {
+                // It failed before anybody called; its client would only add noise.
+                return Ok(PairOutput { client: output.clone(), server: output });
+            }
+            listening.pause()?;
+        }
+        let client = client.run(self.client)?;
+        serving.limit(GRACE);
+        Ok(PairOutput { server: serving.wait()?, client })
+    }
+
+    /// Runs both; both have to succeed. Gives the client's output.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pair::run`], and when one of them fails.
+    pub fn must(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
+        let PairOutput { server, client } = self.run(server, client)?;
+        Ok(PairOutput { client: client.success()?, server: server.success()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listening_line_names_the_port_as_the_kernel_writes_it() {
+        assert!(Listening::Tcp(18515).wait().contains("':4853 "));
+    }
+}

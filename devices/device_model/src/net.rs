@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Bytes of an Ethernet header without a VLAN tag.
 pub const ETHERNET_HEADER: usize = 14;
@@ -89,5 +90,28 @@ pub trait Link: Send + Sync {
     /// Whether the other side is there.
     fn is_up(&self) -> bool {
         true
+    }
+}
+
+/// A shared link: several devices may send over one port.
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        (**self).send(parts)
+    }
+
+    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        (**self).recv(buf)
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).readable_fd()
+    }
+
+    fn mtu(&self) -> u16 {
+        (**self).mtu()
+    }
+
+    fn is_up(&self) -> bool {
+        (**self).is_up()
     }
 }

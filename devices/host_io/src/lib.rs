@@ -9,12 +9,17 @@
 //! not to be free of mistakes.
 
 mod backlog;
+pub mod capture;
 pub mod clock;
 pub mod event;
 mod frame;
+pub mod guard;
+mod headers;
+pub mod impair;
 pub mod loopback;
 pub mod pair;
 pub mod port;
+pub mod rdma_filter;
 pub mod switch;
 pub mod tap;
 #[cfg(test)]

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use device_model::net::Link;
+use parking_lot::Mutex;
 
 use crate::event::Event;
 use crate::frame;
@@ -52,7 +53,7 @@ impl Link for PairLink {
         if !self.is_up() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let mut frames = self.out.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut frames = self.out.frames.lock();
         if frames.len() >= QUEUE_FRAMES {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -66,7 +67,7 @@ impl Link for PairLink {
     }
 
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        let mut frames = self.inward.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut frames = self.inward.frames.lock();
         while let Some(frame) = frames.pop_front() {
             if frames.is_empty() {
                 self.inward.waiting.clear();

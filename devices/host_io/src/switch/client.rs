@@ -5,10 +5,10 @@ use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use device_model::net::{Link, MAX_FRAME};
+use parking_lot::{Mutex, RwLock};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -105,13 +105,9 @@ impl SwitchLink {
         })
     }
 
-    fn backlog(&self) -> MutexGuard<'_, Backlog> {
-        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues a message the kernel has no room for and asks to be woken when it has.
     fn enqueue(&self, socket: &OwnedFd, message: &[IoSlice<'_>]) -> Result<(), Errno> {
-        let mut backlog = self.backlog();
+        let mut backlog = self.backlog.lock();
         let first = backlog.is_empty();
         if !backlog.push(message) {
             return Err(Errno::AGAIN);
@@ -125,7 +121,7 @@ impl SwitchLink {
 
     /// Sends what is queued, as far as the kernel takes it.
     fn drain(&self, socket: &OwnedFd) -> Result<(), Errno> {
-        let mut backlog = self.backlog();
+        let mut backlog = self.backlog.lock();
         while let Some(message) = backlog.front() {
             match socket::send(socket, &[IoSlice::new(message)]) {
                 Ok(()) => backlog.pop(),
@@ -174,7 +170,7 @@ impl SwitchLink {
 
     /// Runs `act` on the socket of a link that is up. A dead socket takes the link down.
     fn with_socket<T>(&self, act: impl FnOnce(&OwnedFd) -> Result<T, Errno>) -> io::Result<T> {
-        let outcome = match &*self.connection.read().unwrap_or_else(PoisonError::into_inner) {
+        let outcome = match &*self.connection.read() {
             Connection::Up(socket) => act(socket),
             Connection::Down | Connection::Greeting(..) => return Err(io::ErrorKind::NotConnected.into()),
         };
@@ -187,13 +183,13 @@ impl SwitchLink {
     }
 
     fn go_down(&self, errno: Errno) {
-        let mut connection = self.connection.write().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.write();
         if !matches!(*connection, Connection::Up(_)) {
             return;
         }
         // Dropping the socket takes it out of `poll`.
         *connection = Connection::Down;
-        let lost = self.backlog().clear();
+        let lost = self.backlog.lock().clear();
         self.backlogged.store(false, Ordering::Release);
         self.timer.set(Some(RETRY_TIME));
         tracing::warn!(path = %self.path.display(), %errno, lost, "Switch has gone; the link is down until it is back");
@@ -201,7 +197,7 @@ impl SwitchLink {
 
     /// Makes the next step towards a link that is up again.
     fn reconnect(&self) {
-        let mut connection = self.connection.write().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.write();
         let due = self.timer.take_expired();
         *connection = match mem::replace(&mut *connection, Connection::Down) {
             Connection::Down if due => self.redial(),
@@ -271,7 +267,7 @@ impl Link for SwitchLink {
     }
 
     fn is_up(&self) -> bool {
-        matches!(*self.connection.read().unwrap_or_else(PoisonError::into_inner), Connection::Up(_))
+        matches!(*self.connection.read(), Connection::Up(_))
     }
 }
 

@@ -1,8 +1,10 @@
 //! Counters of a switch, written by its thread and readable from any other.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::table::PortId;
 
@@ -48,13 +50,13 @@ pub(super) struct Counters {
 impl Counters {
     /// Adds a port that has introduced itself.
     pub(super) fn add_port(&self, id: PortId, name: &str, port: &Arc<PortCounters>) {
-        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = self.ports.lock();
         ports.push((id, name.to_owned(), Arc::clone(port)));
     }
 
     /// Forgets a port that has gone.
     pub(super) fn remove_port(&self, id: PortId) {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner).retain(|(other, ..)| *other != id);
+        self.ports.lock().retain(|(other, ..)| *other != id);
     }
 }
 
@@ -66,7 +68,7 @@ impl Statistics {
     /// The counters as they are now.
     pub fn snapshot(&self) -> Snapshot {
         let counters = &self.0;
-        let ports = counters.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = counters.ports.lock();
         Snapshot {
             connections: counters.connections.get(),
             refused: counters.refused.get(),

@@ -1,32 +1,12 @@
-//! Ports by name: what a user types, and the link it stands for.
-//!
-//! | text | link |
-//! |---|---|
-//! | `switch:PATH` | a port of the switch that listens at the UNIX socket PATH ([`crate::switch`]) |
-//! | `udp:LOCAL:PORT/PEER:PORT` | frames in UDP datagrams to one peer ([`crate::udp`]); IPv6 addresses in brackets |
-//! | `tap:NAME` | a tap interface of the host ([`crate::tap`]) |
-//! | `loopback` | up, with nobody there: only frames to oneself come back |
-//! | `none` | an unplugged cable: the link is down |
+//! The text of a port.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
-
-use device_model::net::Link;
-
-use crate::loopback::{Loopback, Unplugged};
-use crate::switch::{ConnectError, SwitchLink, SwitchLinkOptions};
-use crate::tap::{TapError, TapLink};
-use crate::udp::UdpLink;
 
 /// Smallest MTU of a port: what IPv6 requires of every link (RFC 8200, section 5).
 pub const MIN_MTU: u16 = 1280;
-/// MTU of a port with nobody at the other end.
-const DEFAULT_MTU: u16 = 9000;
-
 /// What is at the other end of a port's cable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -159,55 +139,6 @@ impl FromStr for PortSpec {
     }
 }
 
-/// Why a port could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum PortError {
-    /// The MTU is too small for IPv6 and RoCE.
-    #[error("Port MTU {0} is too small: it must be at least {MIN_MTU}")]
-    SmallMtu(u16),
-    /// The MTU leaves no room for the encapsulation in a datagram.
-    #[error("Port MTU {0} is too large for a UDP port: it must be at most {max}", max = crate::udp::MAX_MTU)]
-    LargeMtu(u16),
-    /// No port of a switch.
-    #[error("Cannot connect the port to its switch")]
-    Switch(#[from] ConnectError),
-    /// No socket.
-    #[error("Cannot open UDP port {local}: is the address one of this host's, and the port free?")]
-    Udp {
-        /// Address to listen at.
-        local: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// No interface.
-    #[error("Cannot use the tap interface")]
-    Tap(#[from] TapError),
-    /// No descriptor left for the port.
-    #[error("Cannot open the port")]
-    Io(#[source] io::Error),
-}
-
-/// Opens a port.
-///
-/// # Errors
-///
-/// [`PortError`] and its sources name the cause and the remedy.
-pub fn open(spec: &PortSpec) -> Result<Arc<dyn Link>, PortError> {
-    if let Some(mtu) = spec.mtu.filter(|&mtu| mtu < MIN_MTU) {
-        return Err(PortError::SmallMtu(mtu));
-    }
-    Ok(match &spec.backend {
-        Backend::Switch(path) => {
-            let options = SwitchLinkOptions { name: spec.name.clone(), mtu: spec.mtu };
-            Arc::new(SwitchLink::connect(path, &options)?)
-        }
-        Backend::Udp { local, peer } => Arc::new(UdpLink::open(*local, *peer, spec.mtu)?),
-        Backend::Tap(name) => Arc::new(TapLink::open(name, spec.mtu)?),
-        Backend::Loopback => Arc::new(Loopback::new(spec.mtu.unwrap_or(DEFAULT_MTU)).map_err(PortError::Io)?),
-        Backend::Unplugged => Arc::new(Unplugged::new(spec.mtu.unwrap_or(DEFAULT_MTU))),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -239,21 +170,6 @@ mod tests {
         for name in ["", "..", "a b", "a/b", "sixteen-bytes-xx"] {
             assert_eq!(error(&format!("tap:{name}")), ParsePortError::TapName(name.into()));
         }
-    }
-
-    #[test]
-    fn mtu_below_that_of_ipv6_is_refused() {
-        let spec = PortSpec::from(Backend::Loopback).with_mtu(Some(1279));
-        assert!(matches!(open(&spec), Err(PortError::SmallMtu(1279))));
-        assert_eq!(open(&spec.with_mtu(Some(1280))).map(|link| link.mtu()).ok(), Some(1280));
-    }
-
-    #[test]
-    fn absent_switch_is_an_error_that_says_how_to_start_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let spec = PortSpec::from(Backend::Switch(dir.path().join("x.sock")));
-        let Err(PortError::Switch(error)) = open(&spec) else { panic!("there is no switch") };
-        assert!(error.to_string().contains("`verbena switch "), "{error}");
     }
 
     proptest! {

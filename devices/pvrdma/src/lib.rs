@@ -29,6 +29,8 @@ mod device;
 mod event;
 mod ring;
 mod state;
+#[cfg(feature = "test_utils")]
+pub mod test_utils;
 mod work;
 
 pub use config::{Bells, Config, ConfigError, Parts};

@@ -1,0 +1,94 @@
+//! The options of `verbena run`: flags and configuration file in one definition.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::key_value::parse;
+use super::values::{optional_on_off, parse_on_off};
+use super::{DiskConfig, MemoryConfig, NetConfig, OnReboot, SerialConfig};
+
+/// Options of `verbena run`. A flag wins over the file; a list given by flags replaces the file's list of that name.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RunOptions {
+    /// Kernel to boot: a bzImage or an ELF vmlinux for x86-64
+    #[arg(long, value_name = "FILE", conflicts_with = "bare")]
+    pub kernel: Option<PathBuf>,
+
+    /// Initial RAM file system of the kernel
+    #[arg(long, value_name = "FILE", conflicts_with = "bare")]
+    pub initramfs: Option<PathBuf>,
+
+    /// Kernel command line [default: console=ttyS0]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub cmdline: Option<String>,
+
+    /// Static ELF program to start in ring 3 in place of a kernel (for device tests)
+    #[arg(long, value_name = "FILE")]
+    pub bare: Option<PathBuf>,
+
+    /// Number of virtual CPUs [default: 1]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u8>,
+
+    /// Guest memory: size=SIZE,hugepages=on|off [default: size=1G]
+    ///
+    /// SIZE takes the suffixes K, M, G and T. With hugepages=on memory comes from the host's huge page pool
+    /// (/proc/sys/vm/nr_hugepages). `--memory 2G` is short for `--memory size=2G`.
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<MemoryConfig>)]
+    pub memory: Option<MemoryConfig>,
+
+    /// Disk (virtio-blk): path=FILE,readonly=on|off; repeat for more disks
+    ///
+    /// FILE is a raw image or a block device; the guest sees /dev/vda, /dev/vdb and so on in the order given.
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<DiskConfig>)]
+    pub disk: Vec<DiskConfig>,
+
+    /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,id=NAME,capture=FILE,ip=ADDR; repeat for more NICs
+    ///
+    /// Each NIC is a vmxnet3 at function 0 of its own PCI slot, with a pvrdma RDMA device at function 1 unless rdma=off.
+    /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/remote), `tap:NAME` or `none`.
+    /// capture= writes every frame to a pcapng file; ip= is the only address the guest may send from.
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
+    pub net: Vec<NetConfig>,
+
+    /// Serial port: num=1|2,type=stdio|file|socket|null,path=PATH [default: COM1 on stdio, COM2 null]
+    ///
+    /// A file takes the port's output. A socket is a UNIX stream socket that verbena listens on; one client at a time,
+    /// which may leave and come back. On a terminal, Ctrl-A x ends the machine and Ctrl-A h lists the keys.
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = SerialConfig::parse)]
+    pub serial: Vec<SerialConfig>,
+
+    /// Entropy device (virtio-rng) [default: on]
+    #[arg(long, value_name = "on|off", value_parser = parse_on_off, num_args = 1)]
+    #[serde(deserialize_with = "optional_on_off")]
+    pub rng: Option<bool>,
+
+    /// What a reboot of the guest does: start the machine again, or end with status 7 [default: reset]
+    #[arg(long, value_name = "exit|reset", value_enum)]
+    pub on_reboot: Option<OnReboot>,
+}
+
+impl RunOptions {
+    /// These options, completed by those of `file` that are not given here.
+    #[must_use]
+    pub fn over(self, file: Self) -> Self {
+        fn list<T>(flags: Vec<T>, file: Vec<T>) -> Vec<T> {
+            if flags.is_empty() { file } else { flags }
+        }
+        Self {
+            kernel: self.kernel.or(file.kernel),
+            initramfs: self.initramfs.or(file.initramfs),
+            cmdline: self.cmdline.or(file.cmdline),
+            bare: self.bare.or(file.bare),
+            cpus: self.cpus.or(file.cpus),
+            memory: self.memory.or(file.memory),
+            disk: list(self.disk, file.disk),
+            net: list(self.net, file.net),
+            serial: list(self.serial, file.serial),
+            rng: self.rng.or(file.rng),
+            on_reboot: self.on_reboot.or(file.on_reboot),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The foreign-function boundary: the calls whose safety the compiler cannot see.
+//!
+//! Nothing else in this crate is `unsafe`. Each function here takes safe types whose invariants are what the call needs.
+
+#![allow(unsafe_code)]
+
+mod kick;
+mod terminal;
+
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
+
+use device_model::ram::Ram;
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+pub use kick::{Kicker, RunningVcpu, install_kick_handler};
+pub use terminal::restore_on_fatal_signals;
+
+use crate::error::{Error, Result};
+
+/// A virtual machine with its memory: the memory cannot go away before the machine.
+#[derive(Debug)]
+pub struct VmWithRam {
+    // Declared before `ram`, so dropped before it.
+    vm: VmFd,
+    ram: Ram,
+}
+
+impl VmWithRam {
+    /// Maps every region of `ram` into `vm`, one memory slot each, in address order.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses a slot.
+    pub fn new(vm: VmFd, ram: Ram) -> Result<Self> {
+        for (slot, region) in (0..).zip(ram.iter()) {
+            let slot = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: region.start_addr().raw_value(),
+                memory_size: region.len(),
+                userspace_addr: region.as_ptr() as u64,
+            };
+            // SAFETY: the address range is a live mapping of `region.len()` bytes. It outlives the slot: the mapping is
+            // owned by `ram`, which is dropped after `vm`, and closing the last descriptor of the virtual machine ends
+            // the slot. vCPU descriptors keep the virtual machine alive in the kernel, but they are only run by
+            // threads that hold this structure.
+            unsafe { vm.set_user_memory_region(slot) }.map_err(|e| Error::kvm("map guest memory", e))?;
+        }
+        Ok(Self { vm, ram })
+    }
+
+    /// The virtual machine's descriptor.
+    pub fn fd(&self) -> &VmFd {
+        &self.vm
+    }
+
+    /// Its memory.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+}
+
+/// A second handle to an eventfd, in the type that kvm-ioctls takes.
+///
+/// # Errors
+///
+/// When the process has no descriptor left.
+pub fn event_fd(fd: BorrowedFd<'_>) -> std::io::Result<EventFd> {
+    let owned = fd.try_clone_to_owned()?;
+    // SAFETY: the descriptor was just made, is open and has no other owner.
+    Ok(unsafe { EventFd::from_raw_fd(owned.into_raw_fd()) })
+}

@@ -1,0 +1,146 @@
+//! Building a machine out of its configuration.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+use super::bus::{Bus, PortDevice};
+use super::cpuid::CpuTemplate;
+use super::event::Events;
+use super::interrupts::InterruptRouter;
+use super::layout::{
+    KEYBOARD_COMMAND, KVM_IDENTITY_MAP, KVM_TSS, PM1_CONTROL, PM1_EVENT, RESET_CONTROL, SERIAL_IRQS,
+    SERIAL_PORTS, pci_windows,
+};
+use super::power::{KeyboardReset, Pm1Control, Pm1Event, PowerManagement, ResetControl, SciLine};
+use super::slots::SlotBuilder;
+use super::vcpu::{VcpuContext, VcpuThread};
+use super::{RunningMachine, acpi, boot, memory, registers};
+use crate::config::{BootConfig, VmConfig};
+use crate::error::{Error, Result};
+use crate::io::IoThread;
+use crate::kvm::VmWithRam;
+use crate::serial::Consoles;
+
+/// What a machine is connected to on the host, and what survives its resets.
+pub struct HostSide {
+    /// Serial ports.
+    pub consoles: Consoles,
+}
+
+/// A machine that has not been started.
+pub struct Machine {
+    vcpus: Vec<VcpuFd>,
+    context: VcpuContext,
+    power: Arc<PowerManagement>,
+    io_threads: Vec<IoThread>,
+}
+
+impl Machine {
+    /// Builds the machine and loads what it starts.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration cannot be had on this host; the error says which part and, if known, the remedy.
+    pub fn build(kvm: &Kvm, config: &VmConfig, host: &HostSide, events: &Events) -> Result<Self> {
+        let cpus = CpuTemplate::new(kvm, config.cpus)?;
+        let windows = pci_windows(config.memory.size.0, cpus.address_bits())?;
+        let ram = memory::create(&config.memory)?;
+        let vm = Arc::new(VmWithRam::new(create_vm(kvm)?, ram)?);
+        let interrupts = InterruptRouter::new(Arc::clone(&vm))?;
+
+        let mut slots = SlotBuilder::new(Arc::clone(&vm), Arc::clone(&interrupts), windows);
+        super::devices::add_all(&mut slots, config, host)?;
+        let (root, io_threads) = slots.finish()?;
+
+        let power = Arc::new(PowerManagement::new(Box::new(SciLine(Arc::clone(&vm))), events.clone()));
+        let mut bus = Bus::new(Arc::new(root));
+        add_port_devices(&mut bus, &power, events);
+        add_serial_ports(&mut bus, &interrupts, host)?;
+
+        let vcpus = create_vcpus(vm.fd(), &cpus, config.cpus)?;
+        let rsdp = acpi::write(vm.ram(), config.cpus, &windows)?;
+        start_at(&vm, &vcpus, &config.boot, rsdp)?;
+
+        let context = VcpuContext {
+            vm,
+            bus: Arc::new(bus),
+            events: events.clone(),
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        Ok(Self { vcpus, context, power, io_threads })
+    }
+
+    /// Starts the vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no room for their threads.
+    pub fn start(self) -> Result<RunningMachine> {
+        let mut running = RunningMachine {
+            stop: Arc::clone(&self.context.stop),
+            vcpus: Vec::new(),
+            power: self.power,
+            _io_threads: self.io_threads,
+        };
+        for (index, vcpu) in (0..).zip(self.vcpus) {
+            running.vcpus.push(VcpuThread::spawn(index, vcpu, self.context.clone())?);
+        }
+        Ok(running)
+    }
+}
+
+/// A virtual machine with the interrupt controllers and the timer in the kernel.
+fn create_vm(kvm: &Kvm) -> Result<VmFd> {
+    let vm = kvm.create_vm().map_err(|e| Error::kvm("create a virtual machine", e))?;
+    vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(|e| Error::kvm("set the identity map", e))?;
+    vm.set_tss_address(KVM_TSS).map_err(|e| Error::kvm("set the task state segment", e))?;
+    vm.create_irq_chip().map_err(|e| Error::kvm("create the interrupt controllers", e))?;
+    // The dummy speaker port keeps kernels that poke it from leaving the guest.
+    let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+    vm.create_pit2(pit).map_err(|e| Error::kvm("create the interval timer", e))?;
+    Ok(vm)
+}
+
+fn create_vcpus(vm: &VmFd, template: &CpuTemplate, count: u8) -> Result<Vec<VcpuFd>> {
+    (0..count)
+        .map(|id| {
+            let vcpu = vm.create_vcpu(id.into()).map_err(|e| Error::kvm("create a virtual CPU", e))?;
+            vcpu.set_cpuid2(&template.for_cpu(id)?).map_err(|e| Error::kvm("set CPUID", e))?;
+            registers::init_cpu(&vcpu)?;
+            Ok(vcpu)
+        })
+        .collect()
+}
+
+fn add_port_devices(bus: &mut Bus, power: &Arc<PowerManagement>, events: &Events) {
+    bus.add_ports(PM1_EVENT, 4, Arc::new(Pm1Event(Arc::clone(power))));
+    bus.add_ports(PM1_CONTROL, 2, Arc::new(Pm1Control(Arc::clone(power))));
+    bus.add_ports(RESET_CONTROL, 1, Arc::new(ResetControl(events.clone())));
+    bus.add_ports(KEYBOARD_COMMAND, 1, Arc::new(KeyboardReset(events.clone())));
+}
+
+fn add_serial_ports(bus: &mut Bus, interrupts: &InterruptRouter, host: &HostSide) -> Result<()> {
+    for (index, (port, irq)) in SERIAL_PORTS.into_iter().zip(SERIAL_IRQS).enumerate() {
+        let uart: Arc<dyn PortDevice> = host.consoles.port(index).connect(interrupts.edge_line(irq)?);
+        bus.add_ports(port, 8, uart);
+    }
+    Ok(())
+}
+
+/// Loads what the machine starts and puts the boot CPU at its entry point. The other CPUs wait for a start-up IPI.
+fn start_at(vm: &VmWithRam, vcpus: &[VcpuFd], boot: &BootConfig, rsdp: u64) -> Result<()> {
+    let boot_cpu = vcpus.first().ok_or_else(|| Error::Usage("A machine needs a CPU".to_owned()))?;
+    match boot {
+        BootConfig::Linux { kernel, initramfs, cmdline } => {
+            let initramfs = initramfs.as_deref().map(Path::new);
+            let entry = boot::load_linux(vm.ram(), kernel, initramfs, cmdline, rsdp)?;
+            registers::write_boot_tables(vm.ram())?;
+            registers::enter_linux(boot_cpu, entry)
+        }
+        BootConfig::Bare { .. } => Err(Error::Usage("--bare is not available in this build".to_owned())),
+    }
+}

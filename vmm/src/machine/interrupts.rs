@@ -1,0 +1,198 @@
+//! Interrupt routing: lines of the in-kernel controllers, and messages of PCI functions through irqfds.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device_model::doorbell::Bell;
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting, kvm_irq_routing_entry,
+};
+use pci::{MsiMessage, MsiRouter};
+
+use crate::error::{Error, Result};
+use crate::io::EventBell;
+use crate::kvm::{VmWithRam, event_fd};
+
+/// Pins of the I/O APIC; message routes come after them.
+const IO_APIC_PINS: u32 = 24;
+/// Interrupt lines of the two PICs.
+const PIC_LINES: u32 = 16;
+/// Line of the programmable interval timer.
+const TIMER_LINE: u32 = 0;
+/// I/O APIC pin of the timer, and the PIC line of the cascade.
+pub const TIMER_PIN: u32 = 2;
+/// Routes KVM takes on x86.
+const MAX_ROUTES: usize = 4096;
+
+/// The routing table of one machine.
+pub struct InterruptRouter {
+    vm: Arc<VmWithRam>,
+    /// The whole table: fixed lines, then messages. KVM takes it only as a whole.
+    routes: Mutex<Routes>,
+}
+
+struct Routes {
+    table: Vec<kvm_irq_routing_entry>,
+    next_gsi: u32,
+}
+
+impl InterruptRouter {
+    /// Routes the lines as PCs do: line n to PIC input n and I/O APIC pin n, except that the timer's is pin 2.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the table.
+    pub fn new(vm: Arc<VmWithRam>) -> Result<Arc<Self>> {
+        let table = line_routes();
+        set_routes(&vm, &table)?;
+        let routes = Mutex::new(Routes { table, next_gsi: IO_APIC_PINS });
+        Ok(Arc::new(Self { vm, routes }))
+    }
+
+    /// An edge-triggered line: each ring of the bell is one interrupt.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses it.
+    pub fn edge_line(&self, line: u32) -> Result<EventBell> {
+        self.attach(line)
+    }
+
+    /// A message router for a function with `vectors` vectors.
+    pub fn messages(self: &Arc<Self>, vectors: u16) -> Arc<KvmMessages> {
+        let vectors = (0..vectors).map(|_| Mutex::new(None)).collect();
+        Arc::new(KvmMessages { router: Arc::clone(self), vectors })
+    }
+
+    fn attach(&self, gsi: u32) -> Result<EventBell> {
+        let failed = |e| Error::io(format!("connect interrupt {gsi}"), e);
+        let bell = EventBell::new().map_err(failed)?;
+        let fd = event_fd(bell.as_fd()).map_err(failed)?;
+        self.vm.fd().register_irqfd(&fd, gsi).map_err(|e| Error::kvm("connect an interrupt", e))?;
+        Ok(bell)
+    }
+
+    /// Gives `message` a route of its own and returns its number.
+    fn add_message(&self, message: MsiMessage) -> Result<u32> {
+        let mut routes = self.lock();
+        if routes.table.len() >= MAX_ROUTES {
+            return Err(Error::Resource("KVM has no interrupt route left".to_owned()));
+        }
+        let gsi = routes.next_gsi;
+        routes.table.push(message_route(gsi, message));
+        if let Err(error) = set_routes(&self.vm, &routes.table) {
+            routes.table.pop();
+            return Err(error);
+        }
+        routes.next_gsi += 1;
+        Ok(gsi)
+    }
+
+    fn change_message(&self, gsi: u32, message: MsiMessage) -> Result<()> {
+        let mut routes = self.lock();
+        if let Some(route) = routes.table.iter_mut().find(|route| route.gsi == gsi && is_message(route)) {
+            *route = message_route(gsi, message);
+        }
+        set_routes(&self.vm, &routes.table)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Vector {
+    gsi: u32,
+    message: MsiMessage,
+    bell: EventBell,
+}
+
+/// The messages of one function. A vector takes a route and an eventfd when the guest first programs it.
+pub struct KvmMessages {
+    router: Arc<InterruptRouter>,
+    vectors: Vec<Mutex<Option<Vector>>>,
+}
+
+impl KvmMessages {
+    fn vector(&self, number: u16) -> Option<MutexGuard<'_, Option<Vector>>> {
+        let vector = self.vectors.get(usize::from(number))?;
+        Some(vector.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn program(&self, slot: &mut Option<Vector>, message: MsiMessage) -> Result<()> {
+        match slot {
+            Some(vector) if vector.message == message => Ok(()),
+            Some(vector) => {
+                self.router.change_message(vector.gsi, message)?;
+                vector.message = message;
+                Ok(())
+            }
+            None => {
+                let gsi = self.router.add_message(message)?;
+                let bell = self.router.attach(gsi)?;
+                *slot = Some(Vector { gsi, message, bell });
+                Ok(())
+            }
+        }
+    }
+}
+
+impl MsiRouter for KvmMessages {
+    fn set(&self, vector: u16, message: MsiMessage) {
+        if let Some(mut slot) = self.vector(vector)
+            && let Err(error) = self.program(&mut slot, message)
+        {
+            device_model::guest_warn!(
+                vector,
+                error = error.chain(),
+                "Failed to route an interrupt: it is lost"
+            );
+        }
+    }
+
+    fn fire(&self, vector: u16) {
+        if let Some(slot) = self.vector(vector)
+            && let Some(vector) = &*slot
+        {
+            vector.bell.ring();
+        }
+    }
+}
+
+fn line_routes() -> Vec<kvm_irq_routing_entry> {
+    let pic = (0..PIC_LINES).filter(|line| *line != TIMER_PIN).map(|line| {
+        let chip = if line < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
+        line_route(line, chip, line % 8)
+    });
+    let io_apic = (0..IO_APIC_PINS)
+        .filter(|line| *line != TIMER_PIN)
+        .map(|line| line_route(line, KVM_IRQCHIP_IOAPIC, if line == TIMER_LINE { TIMER_PIN } else { line }));
+    pic.chain(io_apic).collect()
+}
+
+fn line_route(gsi: u32, chip: u32, pin: u32) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    entry.u.irqchip.irqchip = chip;
+    entry.u.irqchip.pin = pin;
+    entry
+}
+
+fn message_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+    let [low, high] = [message.address as u32, (message.address >> 32) as u32];
+    entry.u.msi.address_lo = low;
+    entry.u.msi.address_hi = high;
+    entry.u.msi.data = message.data;
+    entry
+}
+
+fn is_message(entry: &kvm_irq_routing_entry) -> bool {
+    entry.type_ == KVM_IRQ_ROUTING_MSI
+}
+
+fn set_routes(vm: &VmWithRam, table: &[kvm_irq_routing_entry]) -> Result<()> {
+    let routing = KvmIrqRouting::from_entries(table)
+        .map_err(|e| Error::Failure(format!("Failed to lay out the interrupt routes: {e:?}")))?;
+    vm.fd().set_gsi_routing(&routing).map_err(|e| Error::kvm("set interrupt routes", e))
+}

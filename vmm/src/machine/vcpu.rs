@@ -1,0 +1,161 @@
+//! Virtual CPUs: one thread each, in and out of the guest.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use super::bus::Bus;
+use super::event::{Event, Events};
+use crate::error::{Error, Result};
+use crate::kvm::{Kicker, RunningVcpu, VmWithRam};
+
+/// What a vCPU thread works with.
+#[derive(Clone)]
+pub(super) struct VcpuContext {
+    /// Keeps the memory mapped for as long as the vCPU may enter the guest.
+    pub(super) vm: Arc<VmWithRam>,
+    pub(super) bus: Arc<Bus>,
+    pub(super) events: Events,
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// A vCPU thread.
+pub(super) struct VcpuThread {
+    kicker: Arc<Kicker>,
+    thread: JoinHandle<()>,
+}
+
+impl VcpuThread {
+    /// Starts to run `vcpu`.
+    pub(super) fn spawn(index: u8, vcpu: VcpuFd, context: VcpuContext) -> Result<Self> {
+        let kicker = Arc::new(Kicker::default());
+        let own_kicker = Arc::clone(&kicker);
+        let thread = Builder::new()
+            .name(format!("vcpu{index}"))
+            .spawn(move || {
+                // A panic must end the run, not leave it without a CPU.
+                let guard = FailOnPanic { index, events: context.events.clone() };
+                let mut vcpu = RunningVcpu::new(vcpu, own_kicker);
+                if let Some(event) = run(&mut vcpu, &context) {
+                    report(index, event, &context);
+                }
+                drop(guard);
+            })
+            .map_err(|e| Error::io("start a vCPU thread", e))?;
+        Ok(Self { kicker, thread })
+    }
+
+    /// Gets the vCPU out of the guest.
+    pub(super) fn kick(&self) {
+        self.kicker.kick();
+    }
+
+    /// Waits for the thread's end. The stop flag must be set and the vCPU kicked.
+    pub(super) fn join(self) {
+        // A panic has been reported by then.
+        let _ = self.thread.join();
+    }
+}
+
+struct FailOnPanic {
+    index: u8,
+    events: Events,
+}
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.events
+                .send(Event::Failed(format!("vCPU {} panicked: this is a bug in verbena", self.index)));
+        }
+    }
+}
+
+fn report(index: u8, event: Event, context: &VcpuContext) {
+    tracing::debug!(index, ?event, "vCPU stopped");
+    context.events.send(event);
+}
+
+/// Runs the guest until the stop flag is set (`None`) or it can go no further.
+fn run(vcpu: &mut RunningVcpu, context: &VcpuContext) -> Option<Event> {
+    let VcpuContext { bus, stop, vm: _vm, .. } = context;
+    while !stop.load(Ordering::Acquire) {
+        match vcpu.run() {
+            Ok(VcpuExit::IoOut(port, data)) => bus.port_write(port, data),
+            Ok(VcpuExit::IoIn(port, data)) => bus.port_read(port, data),
+            Ok(VcpuExit::MmioWrite(address, data)) => bus.memory_write(address, data),
+            Ok(VcpuExit::MmioRead(address, data)) => bus.memory_read(address, data),
+            Ok(VcpuExit::Intr) => {}
+            Ok(exit) => {
+                let kind = ExitKind::of(&exit);
+                return Some(explain(vcpu, kind));
+            }
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) => return Some(Event::Failed(format!("KVM_RUN failed: {error}{}", place(vcpu)))),
+        }
+    }
+    None
+}
+
+/// Exits the guest cannot continue from, without the borrow of the vCPU.
+enum ExitKind {
+    TripleFault,
+    InternalError,
+    FailedEntry(u64),
+    Other(String),
+}
+
+impl ExitKind {
+    fn of(exit: &VcpuExit<'_>) -> Self {
+        match exit {
+            VcpuExit::Shutdown => Self::TripleFault,
+            VcpuExit::InternalError => Self::InternalError,
+            VcpuExit::FailEntry(reason, _) => Self::FailedEntry(*reason),
+            other => Self::Other(format!("{other:?}")),
+        }
+    }
+}
+
+fn explain(vcpu: &mut RunningVcpu, kind: ExitKind) -> Event {
+    let place = place(vcpu);
+    match kind {
+        ExitKind::TripleFault => Event::Crashed(format!("triple fault{place}")),
+        ExitKind::InternalError => {
+            let (error, data) = vcpu.internal_error();
+            Event::Crashed(format!(
+                "KVM internal error: {}{place}; data {data:x?}",
+                internal_error_name(error)
+            ))
+        }
+        ExitKind::FailedEntry(reason) => {
+            Event::Crashed(format!("the CPU refused to enter the guest (hardware reason {reason:#x}){place}"))
+        }
+        ExitKind::Other(exit) => Event::Failed(format!("unexpected exit from the guest: {exit}{place}")),
+    }
+}
+
+/// Names of `KVM_INTERNAL_ERROR_*`.
+fn internal_error_name(error: u32) -> String {
+    match error {
+        1 => "it could not emulate an instruction".to_owned(),
+        2 => "two events at the same time".to_owned(),
+        3 => "an exit while an event was delivered".to_owned(),
+        4 => "an unexpected exit reason".to_owned(),
+        other => format!("sub-error {other}"),
+    }
+}
+
+fn place(vcpu: &mut RunningVcpu) -> String {
+    let vcpu = vcpu.fd();
+    match (vcpu.get_regs(), vcpu.get_sregs()) {
+        (Ok(regs), Ok(sregs)) => {
+            format!(
+                " at rip {:#x} (rsp {:#x}, cr2 {:#x}, cr3 {:#x})",
+                regs.rip, regs.rsp, sregs.cr2, sregs.cr3
+            )
+        }
+        _ => String::new(),
+    }
+}

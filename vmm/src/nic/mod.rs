@@ -1,0 +1,1 @@
+//! NIC slots: vmxnet3 as function 0 and its RDMA function beside it.

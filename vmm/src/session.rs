@@ -1,0 +1,118 @@
+//! One `verbena run`: machines, one after the other, until the guest is done.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::Kvm;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::config::{OnReboot, SerialType, VmConfig};
+use crate::error::{Error, Exit, Result};
+use crate::kvm::install_kick_handler;
+use crate::machine::{Event, Events, HostSide, Machine, RunningMachine};
+use crate::serial::{Consoles, RawTerminal};
+
+/// How long a guest may take to shut down after SIGTERM has pressed its power button.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// Version of the KVM interface, frozen since Linux 2.6.22.
+const KVM_API_VERSION: i32 = 12;
+
+/// Runs `config` to its end and says how the guest ended.
+///
+/// # Errors
+///
+/// When a machine cannot be built, fails, or its guest crashes.
+pub fn run(config: &VmConfig) -> Result<Exit> {
+    let kvm = open_kvm()?;
+    install_kick_handler()?;
+    let (sender, receiver) = channel();
+    let events = Events::new(sender);
+    watch_signals(events.clone())?;
+    let host = HostSide { consoles: Consoles::open(&config.serial, &events)? };
+    // Built before the terminal changes, so that most errors are shown in a terminal as it was.
+    let mut machine = Machine::build(&kvm, config, &host, &events)?;
+    let _terminal = if uses_stdio(config) {
+        RawTerminal::enter().map_err(|e| Error::io("set up the terminal", e))?
+    } else {
+        None
+    };
+    loop {
+        let running = machine.start()?;
+        match watch(&running, &receiver) {
+            Event::PowerOff | Event::ExitKey => return Ok(Exit::PoweredOff),
+            Event::Reset if config.on_reboot == OnReboot::Exit => return Ok(Exit::Rebooted),
+            Event::Reset => {}
+            Event::Crashed(cause) => return Err(Error::GuestCrashed(cause)),
+            Event::Failed(cause) => return Err(Error::Failure(cause)),
+            Event::Signal(_) => return Ok(Exit::Signalled),
+        }
+        drop(running);
+        // What the old machine still reported on its way out is not about the new one.
+        receiver.try_iter().for_each(drop);
+        tracing::info!("Guest reset");
+        machine = Machine::build(&kvm, config, &host, &events)?;
+    }
+}
+
+/// Waits for the event that ends `running`. SIGTERM and SIGHUP press the power button first.
+fn watch(running: &RunningMachine, events: &Receiver<Event>) -> Event {
+    let mut deadline: Option<Instant> = None;
+    loop {
+        let event = match deadline {
+            None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => events.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        match event {
+            Ok(Event::Signal(signal)) if matches!(signal, SIGTERM | SIGHUP) && deadline.is_none() => {
+                tracing::info!(signal, "Asking the guest to shut down; a second signal ends it at once");
+                running.press_power_button();
+                deadline = Some(Instant::now() + SHUTDOWN_GRACE);
+            }
+            Ok(event) => return event,
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("The guest did not shut down in {} s", SHUTDOWN_GRACE.as_secs());
+                return Event::Signal(SIGTERM);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Event::Failed("Nobody is left to report events".to_owned());
+            }
+        }
+    }
+}
+
+fn uses_stdio(config: &VmConfig) -> bool {
+    config.serial.iter().flatten().any(|port| port.kind == SerialType::Stdio)
+}
+
+fn watch_signals(events: Events) -> Result<()> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(|e| Error::io("watch for signals", e))?;
+    Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || signals.forever().for_each(|signal| events.send(Event::Signal(signal))))
+        .map_err(|e| Error::io("start the signal thread", e))?;
+    Ok(())
+}
+
+fn open_kvm() -> Result<Kvm> {
+    let kvm = Kvm::new().map_err(|e| {
+        Error::Kvm(match e.errno() {
+            libc::ENOENT => {
+                "/dev/kvm does not exist. Load the kvm_intel or kvm_amd module and enable virtualisation in \
+                             the firmware; on a machine without it, run inside the lab (`./dev lab`)"
+                    .to_owned()
+            }
+            libc::EACCES | libc::EPERM => "/dev/kvm may not be opened. Add yourself to its group \
+                                           (`sudo usermod -aG kvm $USER`) and log in again"
+                .to_owned(),
+            _ => format!("/dev/kvm: {e}"),
+        })
+    })?;
+    match kvm.get_api_version() {
+        KVM_API_VERSION => Ok(kvm),
+        other => Err(Error::Kvm(format!("its interface has version {other}, not {KVM_API_VERSION}"))),
+    }
+}

@@ -6,7 +6,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unreachable_pub, reason = "shared by test binaries")]
 
+pub mod edit;
 pub mod node;
+pub mod scenario;
 pub mod wire;
 pub mod wr;
 
@@ -17,7 +19,7 @@ use device_model::time::Instant;
 use verbs::{Access, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, Qpn};
 
 pub use node::Node;
-pub use wire::{Faults, WireFault};
+pub use wire::{Faults, Rng, WireFault};
 
 /// Time a frame takes.
 const FLIGHT: Duration = Duration::from_micros(5);
@@ -106,27 +108,27 @@ impl World {
 
     /// Runs until nothing is in flight and no deadline is left.
     pub fn run(&mut self) {
-        self.run_until(|_| false);
+        let give_up = self.now + PATIENCE;
+        self.run_until(give_up);
+        assert!(self.now < give_up, "the test is stuck");
     }
 
     /// Runs for a span of virtual time, or until nothing is left.
     pub fn run_for(&mut self, span: Duration) {
-        let end = self.now + span;
-        self.run_until(|world| world.now >= end);
+        self.run_until(self.now + span);
     }
 
-    pub fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) {
-        let give_up = self.now + PATIENCE;
+    fn run_until(&mut self, end: Instant) {
         loop {
             self.work();
-            if done(self) {
-                return;
-            }
             let frame = self.in_flight.keys().next().map(|(at, _)| *at);
             let timers = self.nodes.iter().filter_map(|node| node.provider.next_deadline());
             let Some(next) = timers.chain(frame).min() else { return };
+            if next > end {
+                self.now = end;
+                return;
+            }
             self.now = self.now.max(next);
-            assert!(self.now < give_up, "the test is stuck");
             self.deliver();
         }
     }

@@ -20,7 +20,7 @@ impl Qp {
         if let Some(response) = self.resp.responses.front().copied() {
             match self.response_packet(cx, response) {
                 Ok(out) => return Some(out),
-                Err(_) => self.withdraw(cx, response.psn()),
+                Err(_) => self.withdraw(cx, response.psn),
             }
         }
         let (psn, syndrome) = match mem::take(&mut self.resp.reply) {

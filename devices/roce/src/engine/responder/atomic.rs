@@ -2,7 +2,7 @@
 
 use verbs::{Access, Segments};
 
-use super::read::Response;
+use super::read::{Data, Response};
 use super::{Refusal, Request, Resource};
 use crate::engine::plan::Effect;
 use crate::engine::qp::Qp;
@@ -44,7 +44,7 @@ impl Qp {
         let pending = Resource::Atomic { psn, original: None };
         if let Some(resource) = self.resp.resources.iter_mut().rev().find(|r| **r == pending) {
             *resource = Resource::Atomic { psn, original: Some(original) };
-            self.answer(cx, Response::Atomic { psn, original });
+            self.answer(cx, Response { psn, again: false, data: Data::Atomic(original) });
         }
     }
 }

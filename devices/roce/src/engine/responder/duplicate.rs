@@ -1,6 +1,6 @@
 //! Requests that come again (IBTA 9.7.5.1.2): their answers were lost, or the peer was impatient.
 
-use super::read::Response;
+use super::read::{Data, Response};
 use super::{Reply, Resource};
 use crate::engine::qp::Qp;
 use crate::engine::shared::Shared;
@@ -13,12 +13,12 @@ impl Qp {
         match packet.pdu {
             Pdu::ReadRequest(reth) => {
                 if self.find_read(packet.psn, reth) {
-                    self.answer_again(cx, Response::Read { psn: packet.psn, rest: reth, first: true });
+                    self.answer_again(cx, packet.psn, Data::read(reth));
                 }
             }
             Pdu::Atomic(_) => {
                 if let Some(original) = self.find_atomic(packet.psn) {
-                    self.answer_again(cx, Response::Atomic { psn: packet.psn, original });
+                    self.answer_again(cx, packet.psn, Data::Atomic(original));
                 }
             }
             // Carried out long ago: only the acknowledgement is owed.
@@ -54,10 +54,10 @@ impl Qp {
 
     /// Queues an answer that was due before. The peer goes back to it and will ask again for all that followed, so what is
     /// queued from there on is dropped.
-    fn answer_again(&mut self, cx: &mut Shared, response: Response) {
-        self.resp.responses.retain(|queued| queued.psn().ahead_of(response.psn()) < 0);
+    fn answer_again(&mut self, cx: &mut Shared, psn: Psn, data: Data) {
+        self.resp.responses.retain(|queued| queued.psn.ahead_of(psn) < 0);
         if self.resp.responses.len() < usize::from(self.attr.max_dest_rd_atomic) {
-            self.answer(cx, response);
+            self.answer(cx, Response { psn, again: true, data });
         }
     }
 }

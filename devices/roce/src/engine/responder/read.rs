@@ -13,25 +13,30 @@ use crate::wire::{Aeth, Packet, Pdu, Position, Reth, Syndrome};
 
 /// An answer with data that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Response {
+pub(super) struct Response {
+    /// Sequence number of the next packet.
+    pub(super) psn: Psn,
+    /// It answers a duplicate.
+    pub(super) again: bool,
+    pub(super) data: Data,
+}
+
+/// Data of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Data {
     /// What is left of a READ.
     Read {
-        /// Sequence number of the next packet.
-        psn: Psn,
-        /// What is left.
         rest: Reth,
         /// Nothing was sent of it.
         first: bool,
     },
     /// The result of an atomic operation.
-    Atomic { psn: Psn, original: u64 },
+    Atomic(u64),
 }
 
-impl Response {
-    pub(super) const fn psn(&self) -> Psn {
-        match self {
-            Self::Read { psn, .. } | Self::Atomic { psn, .. } => *psn,
-        }
+impl Data {
+    pub(super) const fn read(reth: Reth) -> Self {
+        Self::Read { rest: reth, first: true }
     }
 }
 
@@ -54,17 +59,23 @@ impl Qp {
         let packets = self.packets(reth.len);
         self.keep_resource(Resource::Read { psn: request.psn, packets, reth });
         self.executed(cx, &Request { ack_req: false, ..*request }, packets, true);
-        self.answer(cx, Response::Read { psn: request.psn, rest: reth, first: true });
+        self.answer(cx, Response { psn: request.psn, again: false, data: Data::read(reth) });
         Ok(())
     }
 
     /// Checks what READs and atomics have in common: no message in progress, the right, and room to remember the request.
     pub(super) fn check_resource_request(
-        &self,
+        &mut self,
         request: &Request<'_>,
         access: Access,
     ) -> Result<(), Refusal> {
-        let free = self.resp.responses.len() < usize::from(self.attr.max_dest_rd_atomic);
+        let depth = usize::from(self.attr.max_dest_rd_atomic);
+        let full = self.resp.responses.len() >= depth;
+        if full && self.resp.responses.front().is_some_and(|oldest| oldest.again) {
+            // The peer has it, or it could not have asked for more.
+            self.resp.responses.pop_front();
+        }
+        let free = self.resp.responses.len() < depth;
         let allowed = self.attr.access.contains(access);
         if self.resp.message.is_none() && request.len() == 0 && allowed && free {
             Ok(())
@@ -94,23 +105,24 @@ impl Qp {
         response: Response,
     ) -> Result<Outgoing, Denied> {
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: self.resp.msn };
-        match response {
-            Response::Atomic { psn, original } => {
+        match response.data {
+            Data::Atomic(original) => {
                 self.resp.responses.pop_front();
-                Ok(self.reply_packet(psn, Pdu::AtomicAck { aeth, original }))
+                Ok(self.reply_packet(response.psn, Pdu::AtomicAck { aeth, original }))
             }
-            Response::Read { psn, rest, first } => {
+            Data::Read { rest, first } => {
                 let len = rest.len.min(self.mtu().bytes());
                 let at = Position::of(first, len == rest.len);
                 let pdu = Pdu::ReadResponse { at, aeth: (at != Position::Middle).then_some(aeth) };
-                let mut out = self.reply_packet(psn, pdu);
+                let mut out = self.reply_packet(response.psn, pdu);
                 out.len = len;
                 out.segments = self.read_source(cx, rest, len)?;
                 if at.ends() {
                     self.resp.responses.pop_front();
                 } else if let Some(front) = self.resp.responses.front_mut() {
                     let rest = Reth { va: rest.va + u64::from(len), len: rest.len - len, ..rest };
-                    *front = Response::Read { psn: psn.plus(1), rest, first: false };
+                    front.psn = response.psn.plus(1);
+                    front.data = Data::Read { rest, first: false };
                 }
                 Ok(out)
             }

@@ -1,0 +1,28 @@
+//! Changing frames on the wire.
+
+use roce::wire::{Family, Frame, Packet, icrc::Icrc};
+
+const ETHERNET: usize = 14;
+
+/// The parsed headers of a frame a device sent.
+pub fn packet(frame: &[u8]) -> Packet {
+    Frame::parse(frame).unwrap().packet
+}
+
+/// Offset of the base transport header.
+pub fn bth(frame: &[u8]) -> usize {
+    ETHERNET + 8 + if frame[12..14] == [0x08, 0x00] { 20 } else { 40 }
+}
+
+/// Offset of the first extension header.
+pub fn ext(frame: &[u8]) -> usize {
+    bth(frame) + 12
+}
+
+/// Puts the right CRC at the end of a frame that was changed.
+pub fn seal(frame: &mut [u8]) {
+    let family = if frame[12..14] == [0x08, 0x00] { Family::V4 } else { Family::V6 };
+    let at = frame.len() - 4;
+    let crc = Icrc::new(family, &frame[ETHERNET..at]).finish();
+    frame[at..].copy_from_slice(&crc);
+}

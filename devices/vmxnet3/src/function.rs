@@ -8,8 +8,10 @@ use crate::spec::{MAX_VECTORS, PCI_DEVICE, PCI_REVISION, PCI_VENDOR};
 
 /// Network controller, Ethernet.
 const CLASS: [u8; 3] = [2, 0, 0];
-/// Offset of the pending bits in the MSI-X BAR; the table in front of it takes 16 bytes per vector.
-const PBA_OFFSET: u32 = 0x800;
+
+/// Where the interrupt table is: needed before the device, which is made with its interrupts.
+pub const MSIX: MsixSpec =
+    MsixSpec { vectors: MAX_VECTORS as u16, bar: BAR_MSIX, table_offset: 0, pba_offset: 0x800 };
 
 impl Device for Vmxnet3 {
     fn identity(&self) -> Identity {
@@ -30,12 +32,7 @@ impl Device for Vmxnet3 {
     }
 
     fn msix(&self) -> Option<MsixSpec> {
-        Some(MsixSpec {
-            vectors: u16::from(MAX_VECTORS),
-            bar: BAR_MSIX,
-            table_offset: 0,
-            pba_offset: PBA_OFFSET,
-        })
+        Some(MSIX)
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {

@@ -35,4 +35,5 @@ mod tx;
 mod vectors;
 
 pub use device::{Config, Vmxnet3};
+pub use function::MSIX;
 pub use stats::{RxStats, Stats, Traffic, TxStats};

@@ -141,7 +141,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let spec = PortSpec::from(Backend::Switch(dir.path().join("x.sock")));
         let Err(PortError::Switch(error)) = open(&spec) else { panic!("there is no switch") };
-        assert!(error.to_string().contains("`verbena switch "), "{error}");
+        assert!(error.to_string().contains("`verbena switch --socket "), "{error}");
     }
 
     #[test]

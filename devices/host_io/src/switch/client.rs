@@ -45,9 +45,9 @@ pub struct SwitchLinkOptions {
 
 /// A [`Link`] to a port of a switch.
 ///
-/// When the switch goes away the link is down until a switch at the same path answers again; [`Link::recv`] does the
-/// reconnecting, driven by [`Link::readable_fd`]. Frames for which the kernel has no room wait in a bounded queue, which
-/// `recv` and later sends drain.
+/// When the switch goes away the link is down until a switch at the same path answers again. [`Link::recv`] does the
+/// reconnecting, driven by [`Link::readable_fd`], so the owner looks at [`Link::is_up`] after it. Frames for which the
+/// kernel has no room wait in a bounded queue, which `recv` and later sends drain.
 #[derive(Debug)]
 pub struct SwitchLink {
     path: PathBuf,

@@ -44,10 +44,10 @@ pub enum ConnectError {
     #[error("Socket path {0} is longer than 107 bytes: choose a shorter one")]
     PathTooLong(PathBuf),
     /// There is no socket at the path.
-    #[error("No switch at {0}: start one with `verbena switch {0}`")]
+    #[error("No switch at {0}: start one with `verbena switch --socket {0}`")]
     Absent(PathBuf),
     /// There is a socket, and nobody listens on it.
-    #[error("The switch at {0} has died: start it again with `verbena switch {0}`")]
+    #[error("The switch at {0} has died: start it again with `verbena switch --socket {0}`")]
     Dead(PathBuf),
     /// The socket belongs to somebody else.
     #[error("No permission to use the switch at {0}: it serves only the user who started it")]

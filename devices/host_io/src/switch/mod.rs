@@ -26,6 +26,7 @@ mod tests;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crate::event::Event;
 
@@ -47,13 +48,21 @@ pub struct Options {
     pub max_ports: usize,
     /// Bytes that wait for a port, beside those in the kernel's socket buffer, before frames to it are dropped.
     pub queue_bytes: usize,
+    /// How long a connection may stay silent before it is hung up on.
+    pub greeting_time: Duration,
     /// Bounds of the address table.
     pub addresses: Limits,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mtu: DEFAULT_MTU, max_ports: 1024, queue_bytes: 4 << 20, addresses: Limits::default() }
+        Self {
+            mtu: DEFAULT_MTU,
+            max_ports: 1024,
+            queue_bytes: 4 << 20,
+            greeting_time: Duration::from_secs(5),
+            addresses: Limits::default(),
+        }
     }
 }
 

@@ -22,8 +22,6 @@ use crate::clock::MonotonicClock;
 
 /// Frames taken from one port before the others have their turn.
 const BURST: usize = 64;
-/// How long a connection may stay silent before it is hung up on.
-const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Pause before the next connection is accepted after the process ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that may be about to introduce themselves while all ports are taken, to be told so in answer.
@@ -113,14 +111,15 @@ impl Switch {
     /// Time until the next silent connection is hung up on, or the listener is looked at again.
     fn next_timeout(&self) -> Option<Timespec> {
         let silent = self.ports.values().filter(|port| !port.is_open());
-        let hang_up = silent.map(|port| port.since + GREETING_TIME).min();
+        let hang_up = silent.map(|port| port.since + self.options.greeting_time).min();
         let next = hang_up.into_iter().chain(self.accept_again).min()?;
         let left = next.saturating_since(self.clock.now());
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
     fn hang_up_silent(&mut self, now: Instant) {
-        let late = |port: &Port| !port.is_open() && now.saturating_since(port.since) > GREETING_TIME;
+        let patience = self.options.greeting_time;
+        let late = |port: &Port| !port.is_open() && now.saturating_since(port.since) > patience;
         let silent: Vec<PortId> = self.ports.iter().filter(|(_, p)| late(p)).map(|(&id, _)| id).collect();
         for id in silent {
             self.refuse(id, "No hello received".into());

@@ -204,6 +204,17 @@ fn malformed_hello_is_refused_with_a_reason_and_harms_nobody() {
 }
 
 #[test]
+fn silent_connection_is_hung_up_on_and_a_port_is_not() {
+    let lab = Lab::new(Options { greeting_time: Duration::from_millis(300), ..Options::default() });
+    let a = lab.port("a");
+    let silent = raw(&lab.path);
+    assert_eq!(Answer::parse(&raw_recv(&silent)), Ok(Answer::Refused("No hello received".into())));
+    assert!(raw_recv(&silent).is_empty());
+    assert_eq!(a.recv(&mut [0; 64]).unwrap(), None);
+    assert!(a.is_up());
+}
+
+#[test]
 fn messages_a_port_should_not_send_are_counted_and_ignored() {
     let lab = Lab::new(Options::default());
     let a = lab.port("a");

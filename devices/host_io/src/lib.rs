@@ -1,12 +1,28 @@
 //! Host side of devices: the network ports that a virtual machine's frames leave by, and the switch between them.
 //!
-//! A port is a [`device_model::net::Link`]. [`port::open`] makes one from the text a user types; [`switch`] joins
-//! virtual machines of one host without privilege; [`pair`] joins two ends inside a process.
+//! A port is a [`device_model::net::Link`]. [`port::open_with`] makes one from the text a user types and puts in front
+//! of it what was asked for:
+//!
+//! | module | what it does to the frames of a link |
+//! |---|---|
+//! | [`guard`] | drops what pretends to come from another machine |
+//! | [`capture`] | records them in a pcapng file |
+//! | [`impair`] | loses, delays, doubles, reorders and corrupts them |
+//! | [`rdma_filter`] | keeps a network interface out of the UDP port of the RDMA device beside it |
+//!
+//! [`switch`] joins virtual machines of one host without privilege, [`udp`] two hosts without privilege, [`tap`] a
+//! machine and its host with it; [`pair`] and [`loopback`] stay inside a process.
+//!
+//! Not here: segmentation and receive offload, several frames in one system call, routing, encryption.
 //!
 //! # Trust
 //!
 //! Everything that arrives on a port is a stranger's. Other processes of the same user are trusted not to attack, but
 //! not to be free of mistakes.
+//!
+//! # Unsafe
+//!
+//! One module, `tap::ioctl`: attaching to a tap interface is an `ioctl` for which no safe wrapper exists.
 
 mod backlog;
 pub mod capture;

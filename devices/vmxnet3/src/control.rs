@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::activation::{Activation, ActivationError, QueueTable};
-use crate::device::{RxSlot, TxSlot, Vmxnet3, lock};
+use crate::device::{Vmxnet3, lock};
 use crate::policy::RxPolicy;
 use crate::spec::command::Command;
 use crate::spec::regs::{ControlRegister, DataRegister};
@@ -189,11 +189,13 @@ impl Vmxnet3 {
         });
         for (slot, queue) in self.tx.iter().zip(tx) {
             let mut slot = lock(slot);
-            *slot = TxSlot { queue: Some(queue), stats: slot.stats, interrupt_control };
+            slot.queue = Some(queue);
+            slot.interrupt_control = interrupt_control;
         }
         for (slot, queue) in self.rx.iter().zip(rx) {
             let mut slot = lock(slot);
-            *slot = RxSlot { queue: Some(queue), stats: slot.stats, interrupt_control };
+            slot.queue = Some(queue);
+            slot.interrupt_control = interrupt_control;
         }
     }
 

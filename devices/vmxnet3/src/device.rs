@@ -15,7 +15,7 @@ use crate::rx::{Delivery, RxQueue};
 use crate::spec::regs::{BAR_DATA, STRIDE, TXPROD};
 use crate::spec::{Events, INTERRUPTS_DISABLE_ALL, MAX_RX_QUEUES, MAX_TX_QUEUES};
 use crate::stats::{RxStats, Stats, TxStats};
-use crate::tx::{Outlet, TxQueue, destination};
+use crate::tx::{Outlet, Scratch, TxQueue, destination};
 use crate::vectors::Vectors;
 
 /// What a device is made with; constant for its life.
@@ -69,6 +69,7 @@ pub struct Vmxnet3 {
 pub(crate) struct TxSlot {
     pub(crate) queue: Option<TxQueue>,
     pub(crate) stats: TxStats,
+    pub(crate) scratch: Scratch,
     /// Address of the word that can disable all interrupts.
     pub(crate) interrupt_control: u64,
 }
@@ -125,12 +126,14 @@ impl Vmxnet3 {
         let mut failed = false;
         for slot in &self.tx {
             let mut slot = lock(slot);
-            let TxSlot { queue: Some(queue), stats, interrupt_control } = &mut *slot else { continue };
+            let TxSlot { queue: Some(queue), stats, scratch, interrupt_control } = &mut *slot else {
+                continue;
+            };
             if !self.is_bus_master() {
                 break;
             }
             let link_up = self.link_up.load(Ordering::Relaxed);
-            let progress = queue.process(&*self.ram, &mut Outlet::new(&*self.link, link_up, stats));
+            let progress = queue.process(&*self.ram, scratch, &mut Outlet::new(&*self.link, link_up, stats));
             if progress.completed {
                 self.vectors.raise(queue.vector, self.interrupts_enabled(*interrupt_control));
             }

@@ -24,7 +24,7 @@ const BATCH_PACKETS: usize = 64;
 /// Frames after which it takes no further packet, since segmentation makes many frames of one packet.
 const BATCH_FRAMES: usize = 256;
 
-/// An active transmit queue. Plain data but for the scratch buffer.
+/// An active transmit queue. Plain data.
 #[derive(Debug)]
 pub(crate) struct TxQueue {
     pub(crate) ring: RingArea,
@@ -35,8 +35,6 @@ pub(crate) struct TxQueue {
     pub(crate) next_completion: Cursor,
     /// Set once the ring cannot be understood any more; only a new activation helps.
     pub(crate) stopped: Option<QueueError>,
-    /// One packet, gathered.
-    scratch: Box<[u8]>,
 }
 
 /// What a call to [`TxQueue::process`] did.
@@ -57,6 +55,16 @@ pub(crate) struct Outlet<'a> {
     stats: &'a mut TxStats,
     /// Frames so far.
     frames: usize,
+}
+
+/// Room for one packet, in which it is gathered and its offloads are carried out.
+#[derive(Debug)]
+pub(crate) struct Scratch(Box<[u8]>);
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self(vec![0; MAX_FRAME].into_boxed_slice())
+    }
 }
 
 /// A packet's descriptors, read.
@@ -87,19 +95,16 @@ enum Defect {
 
 impl TxQueue {
     pub(crate) fn new(ring: RingArea, completions: RingArea, vector: u8) -> Self {
-        Self {
-            ring,
-            completions,
-            vector,
-            next: Cursor::START,
-            next_completion: Cursor::START,
-            stopped: None,
-            scratch: vec![0; MAX_FRAME].into_boxed_slice(),
-        }
+        Self { ring, completions, vector, next: Cursor::START, next_completion: Cursor::START, stopped: None }
     }
 
     /// Sends up to a batch of packets.
-    pub(crate) fn process(&mut self, ram: &dyn GuestRam, outlet: &mut Outlet<'_>) -> TxProgress {
+    pub(crate) fn process(
+        &mut self,
+        ram: &dyn GuestRam,
+        scratch: &mut Scratch,
+        outlet: &mut Outlet<'_>,
+    ) -> TxProgress {
         let mut progress = TxProgress::default();
         if self.stopped.is_some() {
             return progress;
@@ -108,7 +113,7 @@ impl TxQueue {
             if outlet.frames >= BATCH_FRAMES {
                 break;
             }
-            match self.process_one(ram, outlet) {
+            match self.process_one(ram, scratch, outlet) {
                 Ok(Some(completed)) => progress.completed |= completed,
                 Ok(None) => return progress,
                 Err(error) => {
@@ -127,12 +132,13 @@ impl TxQueue {
     fn process_one(
         &mut self,
         ram: &dyn GuestRam,
+        scratch: &mut Scratch,
         outlet: &mut Outlet<'_>,
     ) -> Result<Option<bool>, QueueError> {
-        let Some(packet) = self.gather(ram)? else { return Ok(None) };
+        let Some(packet) = self.gather(ram, scratch)? else { return Ok(None) };
         let sent = match packet.defect {
             Some(defect) => Err(defect),
-            None => send(self.scratch.get_mut(..packet.len).unwrap_or_default(), &packet, outlet),
+            None => send(scratch.0.get_mut(..packet.len).unwrap_or_default(), &packet, outlet),
         };
         if let Err(defect) = sent {
             guest_warn!(%defect, "Dropped a packet the guest sent");
@@ -145,7 +151,7 @@ impl TxQueue {
     }
 
     /// Reads the next packet's descriptors and copies its bytes into the scratch buffer.
-    fn gather(&mut self, ram: &dyn GuestRam) -> Result<Option<Packet>, QueueError> {
+    fn gather(&mut self, ram: &dyn GuestRam, scratch: &mut Scratch) -> Result<Option<Packet>, QueueError> {
         let mut cursor = self.next;
         let mut first = None;
         let mut len = 0;
@@ -161,7 +167,7 @@ impl TxQueue {
             let buffer = TxBuffer::from_bits(desc.buffer.get());
             let options = TxOptions::from_bits(desc.options.get());
             let first = *first.get_or_insert((buffer, options));
-            match copy_in(ram, desc.address.get(), buffer, self.scratch.get_mut(len..).unwrap_or_default()) {
+            match copy_in(ram, desc.address.get(), buffer, scratch.0.get_mut(len..).unwrap_or_default()) {
                 Ok(copied) => len += copied,
                 Err(why) => defect = defect.or(Some(why)),
             }

@@ -14,7 +14,8 @@ const PORT: u32 = 1;
 impl Core {
     /// Tells the guest of an event. One that already waits to be told is not told twice.
     pub(crate) fn raise_event(&mut self, kind: EventType, info: u32) {
-        if self.phase.active().is_none() || self.events.events.contains(&(kind, info)) {
+        let dumb = self.phase.active().is_none() || self.events.events_broken;
+        if dumb || self.events.events.contains(&(kind, info)) {
             return;
         }
         self.events.events.push_back((kind, info));
@@ -30,7 +31,7 @@ impl Core {
 
     /// Moves waiting events to the ring as far as it has room.
     pub(crate) fn flush_events(&mut self) {
-        if !self.irq.bus_master() || self.events.events_broken || self.events.events.is_empty() {
+        if !self.irq.bus_master() || self.events.events.is_empty() {
             return;
         }
         let moved = self.move_events();

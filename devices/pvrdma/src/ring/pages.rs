@@ -12,6 +12,9 @@ pub(crate) enum PageError {
     /// The directory, one of its tables or one of its pages is not RAM.
     #[error(transparent)]
     Ram(#[from] RamError),
+    /// An entry of zero: fewer pages than promised.
+    #[error("Page directory ends early")]
+    Absent,
     /// An address that is not that of a page.
     #[error("Page address {0:#x} is not aligned")]
     Unaligned(u64),
@@ -22,10 +25,7 @@ pub(crate) enum PageError {
 
 /// Copies a page of a directory.
 fn read_page(ram: &dyn GuestRam, address: u64) -> Result<Box<[u64; PAGE_DIR_ENTRIES as usize]>, PageError> {
-    if !address.is_multiple_of(PAGE_SIZE) {
-        return Err(PageError::Unaligned(address));
-    }
-    Ok(Box::new(ram.read_obj(address)?))
+    Ok(Box::new(ram.read_obj(check_page(ram, address)?)?))
 }
 
 /// Walks a page directory once and yields the addresses of its first `pages` pages, all of them RAM.
@@ -70,6 +70,9 @@ fn page_at(
 
 /// Checks that `address` is that of a page of RAM.
 fn check_page(ram: &dyn GuestRam, address: u64) -> Result<u64, PageError> {
+    if address == 0 {
+        return Err(PageError::Absent);
+    }
     if !address.is_multiple_of(PAGE_SIZE) {
         return Err(PageError::Unaligned(address));
     }

@@ -34,12 +34,15 @@ impl ProducerRing {
         self.produced
     }
 
-    /// Elements the guest has not taken yet.
+    /// Elements the guest has not taken yet; never more than were added.
     pub(crate) fn waiting(&self, ram: &dyn GuestRam) -> Result<u32, RingError> {
         let head = ram.load_u32(self.state(CONS_HEAD_OFFSET)?, Ordering::Acquire)?;
         let waiting =
             if self.indices.is_valid(head) { self.indices.distance(head, self.tail) } else { u32::MAX };
-        if waiting > self.indices.capacity() { Err(RingError::Index(head)) } else { Ok(waiting) }
+        if waiting > self.indices.capacity() || u64::from(waiting) > self.produced {
+            return Err(RingError::Index(head));
+        }
+        Ok(waiting)
     }
 
     /// Elements that fit now.

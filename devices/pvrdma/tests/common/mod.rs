@@ -22,6 +22,9 @@ pub const GSI: u8 = 1;
 /// Sizes small enough to wrap around quickly.
 pub const SMALL: QpSizes = QpSizes { send_wr: 4, recv_wr: 8, send_sge: 2, recv_sge: 1 };
 
+/// What makes a good request a bad one.
+pub type Change<'a, T> = &'a dyn Fn(&mut T);
+
 /// A driver, its machine and the provider behind the device.
 pub struct Rig {
     pub driver: Driver<Guest>,
@@ -73,6 +76,14 @@ impl Rig {
         self.driver.destroy_qp(qp, &[&process.cq]).expect("queue pair goes");
         process.close();
         self.guest().check_free_pages();
+    }
+}
+
+impl Rig {
+    /// Binds another driver to a machine that was maltreated, and proves that all is well.
+    pub fn check_recovers(&self) {
+        let driver = Driver::probe(self.guest().clone(), version::QP_HANDLE).expect("driver binds again");
+        Self { driver, fake: self.fake.clone() }.check_alive();
     }
 }
 

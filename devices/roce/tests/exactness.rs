@@ -57,7 +57,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
     let connection = (prop::sample::select(&Mtu::ALL[..]), 0u32..0x40, 1u8..6, 0u8..2).prop_map(
         |(mtu, psn, rd_atomic, gid_index)| Connection {
             mtu,
-            psn: 0xff_ffe0 + psn & 0xff_ffff,
+            psn: (0xff_ffe0 + psn) & 0xff_ffff,
             rd_atomic,
             gid_index,
             ..Connection::default()

@@ -154,7 +154,7 @@ pub struct MrInit {
     pub pd: PdId,
     /// Address of the first byte, as work requests and peers name it.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length in bytes; without meaning unless there are pages.
     pub length: u64,
     /// Rights.
     pub access: Access,

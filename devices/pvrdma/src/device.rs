@@ -95,9 +95,15 @@ impl Pvrdma {
     }
 
     /// Takes a frame that the device claims; others are ignored. [`Pvrdma::service`] must follow.
+    ///
+    /// Between reading a batch of frames from the link and calling this, look at the group bells and call
+    /// [`Pvrdma::rang`]: a receive request that was posted before its message was sent is then always found in time.
     pub fn receive(&self, now: Instant, frame: &[u8]) {
         let mut core = self.core.lock();
+        core.rung |= self.rung.swap(0, Ordering::Relaxed);
         if core.is_running() {
+            core.enqueue_rung();
+            core.fetch_receives(FETCH_BATCH);
             core.provider.receive(now, frame);
         }
     }

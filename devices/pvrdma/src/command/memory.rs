@@ -134,7 +134,7 @@ impl Core {
             return Err(CommandError::Foreign("A region of this kind"));
         }
         if flags == MrFlags::DMA {
-            return Ok((MrKind::Dma, u64::MAX));
+            return Ok((MrKind::Dma, 0));
         }
         let max_pages = request.nchunks;
         if flags != MrFlags::FRMR || max_pages == 0 || max_pages > self.caps.max_fast_reg_page_list_len {

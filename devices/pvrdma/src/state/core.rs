@@ -1,6 +1,6 @@
 //! The whole of the device's state, and what starts and ends its life.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use device_model::guest_warn;
@@ -16,7 +16,7 @@ use crate::command::Errno;
 use crate::config::{Config, ConfigError, Parts, capabilities};
 use crate::counters::Counters;
 use crate::event::EventQueue;
-use crate::work::{DoorbellMap, Source};
+use crate::work::{DoorbellMap, ReadyQueue};
 
 /// How far the driver has brought the device up.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(crate) struct Core {
     /// Rows of the GID table that hold something.
     pub(crate) gids: BTreeMap<u16, Gid>,
     /// Rings to look at.
-    pub(crate) ready: VecDeque<Source>,
+    pub(crate) ready: ReadyQueue,
     /// Groups of objects whose bell rang.
     pub(crate) rung: u64,
     pub(crate) events: EventQueue,
@@ -87,7 +87,7 @@ impl Core {
             link_up: config.link_up,
             objects: Objects::new(&caps, version::QP_HANDLE),
             gids: BTreeMap::new(),
-            ready: VecDeque::new(),
+            ready: ReadyQueue::default(),
             rung: 0,
             events: EventQueue::default(),
             counters: Counters::default(),

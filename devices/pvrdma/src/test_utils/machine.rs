@@ -182,15 +182,26 @@ impl Machine {
         self.clock.fetch_add(u64::try_from(time.as_nanos()).expect("a short time"), Ordering::Relaxed);
     }
 
-    /// Does what the I/O thread would do once: answers bells and serves the device.
-    pub fn serve(&self) -> Next {
-        self.work.take();
+    /// Answers group bells.
+    pub fn answer_bells(&self) {
         for (group, bell) in self.groups.iter().enumerate() {
             if bell.take() {
                 self.device.rang(group);
             }
         }
+    }
+
+    /// Does what the I/O thread would do once: answers bells and serves the device.
+    pub fn serve(&self) -> Next {
+        self.work.take();
+        self.answer_bells();
         self.device.service(self.now())
+    }
+
+    /// Does what the I/O thread would do with a frame from the link.
+    pub fn receive(&self, frame: &[u8]) {
+        self.answer_bells();
+        self.device.receive(self.now(), frame);
     }
 
     /// Serves the device until it has nothing more to do at this time.

@@ -21,7 +21,7 @@ impl Core {
             && !ring.broken
         {
             ring.queued = true;
-            self.ready.push_back(source);
+            self.ready.push(source);
         }
     }
 
@@ -38,20 +38,38 @@ impl Core {
     pub(crate) fn fetch(&mut self, budget: u32) {
         let mut left = budget;
         while left > 0
-            && let Some(source) = self.ready.pop_front()
+            && let Some(source) = self.ready.pop()
         {
-            if let Some(ring) = self.work_ring(source) {
-                ring.queued = false;
-            }
-            match self.fetch_ring(source) {
-                Ok(Fetched { requests, more }) => {
-                    left = left.saturating_sub(requests + 1);
-                    self.counters.work_requests += u64::from(requests);
-                    if more {
-                        self.enqueue(source);
-                    }
+            left = left.saturating_sub(self.look_at(source));
+        }
+    }
+
+    /// Like [`Core::fetch`], but for receive requests alone.
+    pub(crate) fn fetch_receives(&mut self, budget: u32) {
+        let mut left = budget;
+        while left > 0
+            && let Some(source) = self.ready.pop_receive()
+        {
+            left = left.saturating_sub(self.look_at(source));
+        }
+    }
+
+    /// Takes a batch from a ring. Returns what that cost of a budget.
+    fn look_at(&mut self, source: Source) -> u32 {
+        if let Some(ring) = self.work_ring(source) {
+            ring.queued = false;
+        }
+        match self.fetch_ring(source) {
+            Ok(Fetched { requests, more }) => {
+                self.counters.work_requests += u64::from(requests);
+                if more {
+                    self.enqueue(source);
                 }
-                Err(error) => self.break_ring(source, error),
+                requests + 1
+            }
+            Err(error) => {
+                self.break_ring(source, error);
+                1
             }
         }
     }

@@ -2,9 +2,11 @@
 
 mod doorbell;
 mod fetch;
+mod ready;
 mod wqe;
 
 pub(crate) use doorbell::DoorbellMap;
+pub(crate) use ready::ReadyQueue;
 
 /// Something a doorbell is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,8 @@
 //! A bound driver over a device whose provider does what the test says.
 
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod wire;
 
 use pvrdma::test_utils::{Fake, FakeProvider, Guest, Machine, MachineConfig};
 use pvrdma_driver::{Buffer, Context, Cq, Driver, Error, Pd, Qp, QpSizes, Srq};

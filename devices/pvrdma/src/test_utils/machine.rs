@@ -243,6 +243,13 @@ impl Machine {
         }
     }
 
+    /// Poisons free pages again, for a test whose guest scribbles on them itself.
+    pub fn poison_free_pages(&self) {
+        for page in &self.pages.lock().free {
+            self.memory().write(*page, &[PAGE_POISON; PAGE_SIZE as usize]).expect("page is RAM");
+        }
+    }
+
     /// Pages that are free.
     pub fn free_pages(&self) -> usize {
         self.pages.lock().free.len()

@@ -94,18 +94,23 @@ impl Pvrdma {
         Next { more, deadline }
     }
 
-    /// Takes a frame that the device claims; others are ignored. [`Pvrdma::service`] must follow.
+    /// Takes a received frame if it is for this device and not for the paired network interface. Returns whether it was.
+    /// [`Pvrdma::service`] must follow.
     ///
     /// Between reading a batch of frames from the link and calling this, look at the group bells and call
     /// [`Pvrdma::rang`]: a receive request that was posted before its message was sent is then always found in time.
-    pub fn receive(&self, now: Instant, frame: &[u8]) {
+    pub fn receive(&self, now: Instant, frame: &[u8]) -> bool {
         let mut core = self.core.lock();
+        if !core.provider.claims(frame) {
+            return false;
+        }
         core.rung |= self.rung.swap(0, Ordering::Relaxed);
         if core.is_running() {
             core.enqueue_rung();
             core.fetch_receives(FETCH_BATCH);
             core.provider.receive(now, frame);
         }
+        true
     }
 
     /// Whether a received frame is for this device and not for the paired network interface.

@@ -93,9 +93,13 @@ impl Core {
             4 => QpType::Ud,
             _ => return Err(CommandError::Invalid("queue pair type")),
         };
-        for cq in [request.send_cq_handle, request.recv_cq_handle] {
-            if self.cq(cq)?.context != context {
+        for handle in [request.send_cq_handle, request.recv_cq_handle] {
+            let cq = self.cq(handle)?;
+            if cq.context != context {
                 return Err(CommandError::Foreign("Completion queue"));
+            }
+            if cq.failed {
+                return Err(CommandError::Invalid("completion queue, it has failed"));
             }
         }
         let srq = (request.is_srq != 0).then_some(request.srq_handle);
@@ -214,11 +218,10 @@ impl Core {
 
     /// Follows a queue pair into a new state.
     fn entered(&mut self, handle: u32, state: QpState) {
-        let ram = self.ram.clone();
         let Some(qp) = self.objects.qp_mut(handle) else { return };
         if state == QpState::Reset {
-            let recv = qp.recv.as_mut().map_or(Ok(()), |ring| ring.reset(&*ram));
-            if let Err(error) = qp.send.reset(&*ram).and(recv) {
+            let recv = qp.recv.as_mut().map_or(Ok(()), |ring| ring.reset(&*self.ram));
+            if let Err(error) = qp.send.reset(&*self.ram).and(recv) {
                 self.break_qp(handle, error);
             }
             return;

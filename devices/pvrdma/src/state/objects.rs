@@ -7,6 +7,7 @@ use verbs::{Owner, QpCap, QpType, Qpn, SrqAttr};
 use super::Table;
 use crate::counters::ObjectCounts;
 use crate::ring::{ProducerRing, WorkRing};
+use crate::work::Source;
 
 /// The context of the guest's kernel. It owns doorbell page 0, and no `CREATE_UC` ever yields its number.
 pub(crate) const KERNEL: u32 = 0;
@@ -156,6 +157,16 @@ impl Objects {
         match self.gsi.take_if(|(gsi, _)| *gsi == handle) {
             Some((_, qp)) => Some(*qp),
             None => self.qps.remove(handle),
+        }
+    }
+
+    /// The ring that a doorbell announces work in.
+    pub(crate) fn work_ring(&mut self, source: Source) -> Option<&mut WorkRing> {
+        match source {
+            Source::Send(handle) => self.qp_mut(handle).map(|qp| &mut qp.send),
+            Source::Recv(handle) => self.qp_mut(handle).and_then(|qp| qp.recv.as_mut()),
+            Source::Srq(handle) => self.srqs.get_mut(handle).map(|srq| &mut srq.ring),
+            Source::Poll(_) => None,
         }
     }
 

@@ -198,10 +198,10 @@ impl Machine {
         self.device.service(self.now())
     }
 
-    /// Does what the I/O thread would do with a frame from the link.
-    pub fn receive(&self, frame: &[u8]) {
+    /// Does what the I/O thread would do with a frame from the link. Returns whether it was for the device.
+    pub fn receive(&self, frame: &[u8]) -> bool {
         self.answer_bells();
-        self.device.receive(self.now(), frame);
+        self.device.receive(self.now(), frame)
     }
 
     /// Serves the device until it has nothing more to do at this time.

@@ -7,7 +7,7 @@ use verbs::{QpAttr, QpAttrMask, QpId, QpState, SrqId};
 
 use super::Source;
 use super::wqe::{RequestReader, SendContext, parse_recv, parse_send};
-use crate::ring::{RingError, WorkRing};
+use crate::ring::RingError;
 use crate::state::{Core, owner};
 
 /// Requests taken from one ring before the next one has its turn.
@@ -16,21 +16,12 @@ const RING_BATCH: u32 = 32;
 impl Core {
     /// Remembers to look at a ring, once.
     pub(crate) fn enqueue(&mut self, source: Source) {
-        if let Some(ring) = self.work_ring(source)
+        if let Some(ring) = self.objects.work_ring(source)
             && !ring.queued
             && !ring.broken
         {
             ring.queued = true;
             self.ready.push(source);
-        }
-    }
-
-    fn work_ring(&mut self, source: Source) -> Option<&mut WorkRing> {
-        match source {
-            Source::Send(handle) => self.objects.qp_mut(handle).map(|qp| &mut qp.send),
-            Source::Recv(handle) => self.objects.qp_mut(handle).and_then(|qp| qp.recv.as_mut()),
-            Source::Srq(handle) => self.objects.srqs.get_mut(handle).map(|srq| &mut srq.ring),
-            Source::Poll(_) => None,
         }
     }
 
@@ -56,7 +47,7 @@ impl Core {
 
     /// Takes a batch from a ring. Returns what that cost of a budget.
     fn look_at(&mut self, source: Source) -> u32 {
-        if let Some(ring) = self.work_ring(source) {
+        if let Some(ring) = self.objects.work_ring(source) {
             ring.queued = false;
         }
         match self.fetch_ring(source) {
@@ -75,12 +66,10 @@ impl Core {
     }
 
     fn fetch_ring(&mut self, source: Source) -> Result<Fetched, RingError> {
-        let ram = self.ram.clone();
-        let Some(ring) = self.work_ring(source) else { return Ok(Fetched::default()) };
-        if ring.broken {
+        let Some(ring) = self.objects.work_ring(source).filter(|ring| !ring.broken) else {
             return Ok(Fetched::default());
-        }
-        let waiting = ring.waiting(&*ram)?;
+        };
+        let waiting = ring.waiting(&*self.ram)?;
         let batch = waiting.min(RING_BATCH);
         for requests in 0..batch {
             let accepted = match source {
@@ -90,7 +79,7 @@ impl Core {
                 Source::Poll(_) => false,
             };
             if !accepted {
-                if let Some(ring) = self.work_ring(source) {
+                if let Some(ring) = self.objects.work_ring(source) {
                     ring.refused = true;
                 }
                 return Ok(Fetched { requests, more: false });
@@ -148,10 +137,9 @@ impl Core {
 
     /// Gives a finished request's slot back to the guest.
     pub(crate) fn retire(&mut self, source: Source) {
-        let ram = self.ram.clone();
-        let Some(ring) = self.work_ring(source) else { return };
+        let Some(ring) = self.objects.work_ring(source) else { return };
         let refused = std::mem::take(&mut ring.refused);
-        if let Err(error) = ring.retire(&*ram) {
+        if let Err(error) = ring.retire(&*self.ram) {
             self.break_ring(source, error);
         } else if refused {
             self.enqueue(source);

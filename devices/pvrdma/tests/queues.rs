@@ -1,16 +1,16 @@
-//! Work requests, completions, notification and events.
+//! Work requests, completions and doorbells.
 
 mod common;
 
-use common::{RC, Rig, SMALL, UD, recv, send};
+use common::{RC, Rig, SMALL, UD, completion_of, recv, send};
 use pvrdma::test_utils::{FakeProvider, MachineConfig};
 use pvrdma_driver::{Context, QpSizes, Recv, SendWork};
 use pvrdma_spec::queue::{AtomicOperands, Av, FastRegOperands, RdmaOperands, Sge, UdOperands, WrOpcode};
-use pvrdma_spec::register::Vector;
-use verbs::{AsyncEvent, Owner, QpId, QpState, SendFlags, SendOp, SrqId, WcStatus};
+use verbs::{Owner, QpId, QpState, SendFlags, SendOp, SrqId, WcStatus};
 use zerocopy::FromZeros;
 
 const RDMA: RdmaOperands = RdmaOperands { remote_addr: 0x1234_5678_9abc, rkey: 0x55, reserved: 0 };
+
 const ATOMIC: AtomicOperands =
     AtomicOperands { remote_addr: 0x8000, compare_add: 3, swap: 4, rkey: 0x66, reserved: 0 };
 
@@ -289,157 +289,6 @@ fn c35_shared_receive_completes_with_the_receiving_queue_pair() {
     assert!(rig.fake.with(|state| state.srqs.is_empty()));
 }
 
-/// C25, C27
-#[test]
-fn c25_armed_queue_notifies_once() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let qp = process.connected_qp();
-    let notified = || (rig.guest().take_interrupts(Vector::Completion), rig.driver.next_notification());
-    rig.complete_sends(&qp, [1]);
-    assert_eq!(notified(), (0, None), "it was not armed");
-    process.drain();
-    rig.driver.arm(&process.cq, false);
-    assert_eq!(notified(), (0, None), "there is nothing to tell");
-    rig.complete_sends(&qp, [2, 3]);
-    assert_eq!(notified(), (1, Some(process.cq.handle)));
-    assert_eq!(notified(), (0, None));
-    rig.complete_sends(&qp, [4]);
-    assert_eq!(notified(), (0, None), "it was not armed again");
-    rig.driver.arm(&process.cq, false);
-    assert_eq!(
-        notified(),
-        (1, Some(process.cq.handle)),
-        "completions that came meanwhile are told of at once"
-    );
-    rig.driver.arm(&process.cq, false);
-    assert_eq!(notified(), (0, None), "but not twice");
-    assert_eq!(process.drain().len(), 3);
-    rig.complete_sends(&qp, [5]);
-    assert_eq!(notified(), (1, Some(process.cq.handle)));
-}
-
-/// C26
-#[test]
-fn c26_solicited_arming_waits_for_solicited_and_failed_completions() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let qp = process.connected_qp();
-    let notified = || rig.driver.next_notification().is_some();
-    let receive = |wr_id, status, solicited| {
-        assert!(rig.driver.post_recv(&qp, &recv(wr_id)));
-        rig.guest().run();
-        assert!(rig.fake.finish_recv(QpId(qp.handle), status, solicited));
-        rig.guest().run();
-    };
-    rig.driver.arm(&process.cq, true);
-    receive(1, WcStatus::Success, false);
-    assert!(!notified());
-    receive(2, WcStatus::Success, true);
-    assert!(notified());
-    rig.driver.arm(&process.cq, true);
-    receive(3, WcStatus::Success, false);
-    assert!(!notified());
-    receive(4, WcStatus::WrFlushErr, true);
-    assert!(notified());
-    rig.driver.arm(&process.cq, false);
-    rig.driver.arm(&process.cq, true);
-    receive(5, WcStatus::Success, false);
-    assert!(notified(), "arming for all is not undone");
-}
-
-/// C25: whatever the order of polling, arming and completing, a consumer that waits only when it armed after its last empty
-/// poll sees every completion.
-#[test]
-fn c25_poll_arm_poll_never_loses_a_completion() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let qp = process.connected_qp();
-    let (mut posted, mut seen) = (0, 0);
-    let mut random = 0x1234_5678u32;
-    for _ in 0..2000 {
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let bits = random >> 20;
-        let complete = |posted: &mut u64| {
-            rig.complete_sends(&qp, [*posted]);
-            *posted += 1;
-        };
-        if bits & 1 != 0 {
-            complete(&mut posted);
-        }
-        seen += process.drain().len() as u64;
-        if bits & 2 != 0 {
-            complete(&mut posted);
-        }
-        rig.driver.arm(&process.cq, false);
-        if bits & 4 != 0 {
-            complete(&mut posted);
-        }
-        if rig.driver.next_notification().is_none() {
-            assert_eq!(seen, posted, "the consumer would sleep with a completion waiting");
-        }
-    }
-}
-
-/// C28
-#[test]
-fn c28_notification_ring_cycles_as_the_driver_does() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let qp = process.connected_qp();
-    for wr_id in 0..5000 {
-        rig.driver.arm(&process.cq, false);
-        rig.complete_sends(&qp, [wr_id]);
-        assert_eq!(rig.driver.next_notification(), Some(process.cq.handle), "notification {wr_id}");
-        assert_eq!(process.drain().len(), 1);
-    }
-}
-
-#[test]
-fn c28_notifications_beyond_the_ring_wait_for_room() {
-    let limits = verbs::Limits { max_cq: 1500, ..FakeProvider::LIMITS };
-    let rig = Rig::with(MachineConfig { ram: 64 << 20, ..MachineConfig::default() }, limits, 20);
-    let process = rig.process(1);
-    let cqs: Vec<_> = (0..1400).map(|_| rig.driver.create_cq(process.context, 1).unwrap()).collect();
-    let qp = process.connected_qp();
-    for cq in &cqs {
-        rig.driver.arm(cq, false);
-        let completion = completion_of(&qp, cq);
-        rig.fake.report(verbs::ProviderEvent::Completion(completion));
-    }
-    let next = rig.guest().run();
-    assert!(next.deadline.is_some(), "the device looks again by itself");
-    let mut seen = Vec::new();
-    for _ in 0..2 {
-        while let Some(handle) = rig.driver.next_notification() {
-            seen.push(handle);
-        }
-        rig.guest().run();
-    }
-    while let Some(handle) = rig.driver.next_notification() {
-        seen.push(handle);
-    }
-    assert_eq!(seen, cqs.iter().map(|cq| cq.handle).collect::<Vec<_>>());
-    assert_eq!(rig.guest().run().deadline, None);
-}
-
-fn completion_of(qp: &pvrdma_driver::Qp, cq: &pvrdma_driver::Cq) -> verbs::Completion {
-    verbs::Completion {
-        wr_id: 1,
-        cq: verbs::CqId(cq.handle),
-        qp: QpId(qp.handle),
-        status: WcStatus::Success,
-        opcode: verbs::WcOpcode::Recv,
-        byte_len: 5,
-        imm_or_key: [1, 2, 3, 4],
-        src_qp: verbs::Qpn(9),
-        flags: verbs::WcFlags::GRH | verbs::WcFlags::WITH_NETWORK_HDR_TYPE,
-        pkey_index: 0,
-        network_hdr_type: 2,
-        solicited: false,
-    }
-}
-
 /// C60
 #[test]
 fn c60_completion_fields_lie_where_the_guest_reads_them() {
@@ -452,75 +301,6 @@ fn c60_completion_fields_lie_where_the_guest_reads_them() {
     assert_eq!((cqe.imm_data, cqe.src_qp, cqe.byte_len), ([1, 2, 3, 4], 9, 5));
     assert_eq!((cqe.wc_flags, cqe.network_hdr_type, cqe.port_num), (1 | 64, 2, 1));
     assert_eq!((cqe.smac, cqe.slid, cqe.vendor_err), ([0; 6], 0, 0));
-}
-
-/// C29
-#[test]
-fn c29_overflow_fails_the_queue_and_says_so() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let cq = rig.driver.create_cq(process.context, 2).unwrap();
-    let qp = rig.driver.create_qp(process.pd, RC, (&cq, &cq), None, SMALL).unwrap();
-    rig.move_to(&qp, QpState::Rts).unwrap();
-    rig.complete_sends(&qp, [1, 2, 3, 4]);
-    assert_eq!(rig.fake.with(|state| state.failed_cqs.clone()), [verbs::CqId(cq.handle)]);
-    let event = rig.driver.next_event().unwrap();
-    assert_eq!((event.kind, event.info), (0, cq.handle));
-    assert_eq!(rig.driver.next_event(), None, "once");
-    assert_eq!([rig.driver.poll(&cq).unwrap().wr_id, rig.driver.poll(&cq).unwrap().wr_id], [1, 2]);
-    assert_eq!(rig.driver.poll(&cq), None, "nothing is written past the end");
-    rig.driver.destroy_qp(qp, &[&cq]).unwrap();
-    rig.driver.destroy_cq(cq).unwrap();
-    rig.check_alive();
-}
-
-/// C30
-#[test]
-fn c30_events_beyond_the_ring_are_kept_and_not_doubled() {
-    let limits = verbs::Limits { max_qp: 1024, ..FakeProvider::LIMITS };
-    let rig = Rig::with(MachineConfig { ram: 64 << 20, ..MachineConfig::default() }, limits, 20);
-    let process = rig.process(1);
-    let qps: Vec<_> = (0..700).map(|_| process.try_qp(None).unwrap()).collect();
-    for _ in 0..3 {
-        for qp in &qps {
-            rig.fake.report_async(AsyncEvent::CommEst(QpId(qp.handle)));
-        }
-        rig.guest().run();
-    }
-    let mut seen = Vec::new();
-    for _ in 0..4 {
-        while let Some(event) = rig.driver.next_event() {
-            assert_eq!(event.kind, 4);
-            seen.push(event.info);
-        }
-        rig.guest().run();
-    }
-    let expected: Vec<_> = qps.iter().map(|qp| qp.handle).collect();
-    assert_eq!(seen[..700], expected, "none is lost, in order");
-    assert!(seen.len() <= 512 + 700, "those that waited were not doubled");
-}
-
-#[test]
-fn each_event_of_the_provider_has_its_number() {
-    let rig = Rig::new();
-    let process = rig.process(1);
-    let qp = process.try_qp(None).unwrap();
-    let id = QpId(qp.handle);
-    let events = [
-        (AsyncEvent::QpFatal(id), 1),
-        (AsyncEvent::QpReqErr(id), 2),
-        (AsyncEvent::QpAccessErr(id), 3),
-        (AsyncEvent::CommEst(id), 4),
-        (AsyncEvent::SqDrained(id), 5),
-        (AsyncEvent::LastWqeReached(id), 16),
-    ];
-    for (event, kind) in events {
-        rig.fake.report_async(event);
-        rig.guest().run();
-        let eqe = rig.driver.next_event().unwrap();
-        assert_eq!((eqe.kind, eqe.info), (kind, qp.handle));
-    }
-    assert_eq!(rig.guest().take_interrupts(Vector::Async), 6);
 }
 
 #[test]
@@ -594,5 +374,26 @@ fn long_lists_arrive_whole() {
                 assert_eq!(got, put);
             }
         }
+    });
+}
+
+/// A message must not arrive before the receive request that was posted for it, however much there is to send.
+#[test]
+fn receives_are_taken_before_sends() {
+    let rig = Rig::new();
+    let process = rig.process(1);
+    let sizes = QpSizes { send_wr: 1024, recv_wr: 4, send_sge: 1, recv_sge: 1 };
+    let busy = rig.driver.create_qp(process.pd, RC, (&process.cq, &process.cq), None, sizes).unwrap();
+    rig.move_to(&busy, QpState::Rts).unwrap();
+    let other = process.connected_qp();
+    rig.guest().run();
+    for wr_id in 0..1000 {
+        assert!(rig.driver.post_send(&busy, &send(wr_id)));
+    }
+    assert!(rig.driver.post_recv(&other, &recv(1)));
+    assert!(rig.guest().serve().more);
+    rig.fake.with(|state| {
+        assert_eq!(state.qps[&QpId(other.handle)].recvs.len(), 1);
+        assert!(state.qps[&QpId(busy.handle)].sends.len() < 1000);
     });
 }

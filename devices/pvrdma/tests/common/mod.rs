@@ -179,3 +179,21 @@ pub fn send(wr_id: u64) -> pvrdma_driver::SendWork {
 pub fn recv(wr_id: u64) -> pvrdma_driver::Recv {
     pvrdma_driver::Recv::new(wr_id, &[Sge { addr: 0x2000, length: 16, lkey: 0x100 }])
 }
+
+/// A completion of a datagram.
+pub fn completion_of(qp: &Qp, cq: &Cq) -> verbs::Completion {
+    verbs::Completion {
+        wr_id: 1,
+        cq: verbs::CqId(cq.handle),
+        qp: verbs::QpId(qp.handle),
+        status: verbs::WcStatus::Success,
+        opcode: verbs::WcOpcode::Recv,
+        byte_len: 5,
+        imm_or_key: [1, 2, 3, 4],
+        src_qp: verbs::Qpn(9),
+        flags: verbs::WcFlags::GRH | verbs::WcFlags::WITH_NETWORK_HDR_TYPE,
+        pkey_index: 0,
+        network_hdr_type: 2,
+        solicited: false,
+    }
+}

@@ -56,7 +56,7 @@ impl Qp {
         let mut segments = Segments::new();
         cx.resolve_sges(self.init.pd, &wqe.wr.sges, 0, len, Access::empty(), &mut segments)
             .map_err(|_| WcStatus::LocProtErr)?;
-        let src = cx.gid(to.av.sgid_index).ok_or(WcStatus::LocQpOpErr)?;
+        let src = cx.gids.get(to.av.sgid_index).ok_or(WcStatus::LocQpOpErr)?;
         if to.av.dgid.is_zero() || src.ipv4().is_some() != to.av.dgid.ipv4().is_some() {
             return Err(WcStatus::LocQpOpErr);
         }

@@ -11,6 +11,7 @@
 pub mod config;
 pub mod counters;
 mod datagram;
+mod gids;
 mod keys;
 mod mr;
 mod objects;
@@ -30,6 +31,7 @@ use verbs::{AsyncEvent, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
 
 pub use self::config::Config;
 pub use self::counters::Counters;
+use self::gids::GidTable;
 use self::keys::Permutation;
 use self::mr::MrTable;
 pub use self::mr::RamMap;
@@ -81,7 +83,7 @@ impl Engine {
             cqs: Table::new(limits.max_cq),
             srqs: Table::new(limits.max_srq),
             mrs: MrTable::new(config.secret, ram),
-            gids: vec![Gid::default(); usize::from(limits.gid_table_len)],
+            gids: GidTable::new(limits.gid_table_len),
             effects: VecDeque::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
@@ -123,7 +125,7 @@ impl Engine {
 
     /// Whether an address is in the GID table.
     pub fn owns(&self, gid: &Gid) -> bool {
-        !gid.is_zero() && self.shared.gids.contains(gid)
+        self.shared.gids.contains(gid)
     }
 
     /// Counts a frame that is not a packet.

@@ -216,17 +216,11 @@ impl Engine {
         if entry.gid.is_zero() {
             return Err(Error::Invalid("GID is empty"));
         }
-        self.write_gid(entry.index, entry.gid)
+        self.shared.gids.set(entry.index, entry.gid)
     }
 
     pub fn clear_gid(&mut self, index: u16) -> Result<(), Error> {
-        self.write_gid(index, Gid::default())
-    }
-
-    fn write_gid(&mut self, index: u16, gid: Gid) -> Result<(), Error> {
-        let row = self.shared.gids.get_mut(usize::from(index));
-        *row.ok_or(Error::Invalid("GID index is beyond the table"))? = gid;
-        Ok(())
+        self.shared.gids.set(index, Gid::default())
     }
 
     pub fn post_send(&mut self, qp: QpId, wr: SendWr) -> Result<(), Error> {
@@ -273,7 +267,7 @@ impl Engine {
         cqs.clear();
         srqs.clear();
         mrs.clear();
-        gids.fill(Gid::default());
+        gids.clear();
         effects.clear();
         events.clear();
         ready.clear();

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use device_model::time::Instant;
 use verbs::{
-    Access, AsyncEvent, Completion, CqId, Gid, PdId, ProviderEvent, QpId, Segments, Sge, SrqId, WcStatus,
+    Access, AsyncEvent, Completion, CqId, PdId, ProviderEvent, QpId, Segments, Sge, SrqId, WcStatus,
 };
 
 use super::config::Config;
 use super::counters::Counters;
+use super::gids::GidTable;
 use super::mr::{Denied, MrTable};
 use super::plan::Effect;
 use super::srq::Srq;
@@ -38,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) mrs: MrTable,
-    pub(crate) gids: Vec<Gid>,
+    pub(crate) gids: GidTable,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) events: VecDeque<ProviderEvent>,
     /// Queue pairs that may have something to send, in the order of their turns.
@@ -69,11 +70,6 @@ impl Shared {
     /// Forgets what waits to be reported about an object.
     pub(crate) fn forget(&mut self, about: impl Fn(&ProviderEvent) -> bool) {
         self.events.retain(|event| !about(event));
-    }
-
-    /// The row of the GID table with an address.
-    pub(crate) fn gid(&self, index: u8) -> Option<Gid> {
-        self.gids.get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
     }
 
     /// Whether all elements of a scatter/gather list grant `access`.

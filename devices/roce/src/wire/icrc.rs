@@ -3,21 +3,23 @@
 //! CRC-32 of IEEE 802.3 over eight bytes of ones (in place of the link header of InfiniBand) and the packet from its IP
 //! header on, with all fields a router may change read as ones. It goes on the wire least significant byte first.
 
+use super::bth::BTH;
+use super::ext;
 use super::frame::Family;
+use super::ip;
 
 /// Bytes of the CRC.
 pub const LEN: usize = 4;
 
-/// Bytes of ones that stand for the absent local route header.
-const LRH: usize = 8;
-/// Header bytes that hold masked fields: IP, UDP, and the base transport header up to its reserved byte.
-const MASKED_V4: usize = LRH + 20 + 8 + 5;
-const MASKED_V6: usize = LRH + 40 + 8 + 5;
+/// The CRC of eight bytes of ones.
+const START: u32 = 0x2144_df1c;
+/// Room for all headers from the IP header on.
+const HEAD: usize = ip::IPV6_HEADER + ip::UDP_HEADER + BTH + ext::LONGEST;
 
 /// Offsets of masked bytes from the IP header on. IPv4: type of service, time to live, header checksum; UDP checksum; the
 /// byte with the congestion bits.
 const MASK_V4: [usize; 7] = [1, 8, 10, 11, 26, 27, 32];
-/// IPv6: traffic class and flow label (but for the version, handled apart), hop limit; UDP checksum; congestion bits.
+/// IPv6: traffic class and flow label (but for the half byte next to the version), hop limit; UDP checksum; congestion bits.
 const MASK_V6: [usize; 7] = [1, 2, 3, 7, 46, 47, 52];
 
 /// A CRC being computed over a packet in pieces.
@@ -27,12 +29,24 @@ pub struct Icrc(crc32fast::Hasher);
 impl Icrc {
     /// Starts with `head`, the packet from its IP header up to any point after its base transport header.
     pub fn new(family: Family, head: &[u8]) -> Self {
-        let mut hasher = crc32fast::Hasher::new();
-        let rest = match family {
-            Family::V4 => masked::<MASKED_V4>(&mut hasher, head, &MASK_V4, 0),
-            Family::V6 => masked::<MASKED_V6>(&mut hasher, head, &MASK_V6, 0x0f),
+        let (fields, rest) = head.split_at_checked(HEAD).unwrap_or((head, &[]));
+        let mut masked = [0; HEAD];
+        masked[..fields.len()].copy_from_slice(fields);
+        let mask = match family {
+            Family::V4 => &MASK_V4,
+            Family::V6 => {
+                masked[0] |= 0x0f;
+                &MASK_V6
+            }
         };
-        hasher.update(rest);
+        for at in mask {
+            masked[*at] = 0xff;
+        }
+        let mut hasher = crc32fast::Hasher::new_with_initial(START);
+        hasher.update(&masked[..fields.len()]);
+        if !rest.is_empty() {
+            hasher.update(rest);
+        }
         Self(hasher)
     }
 
@@ -47,22 +61,25 @@ impl Icrc {
     }
 }
 
-/// Hashes the part of `head` that holds masked fields and returns the rest of it.
-fn masked<'a, const N: usize>(
-    hasher: &mut crc32fast::Hasher,
-    head: &'a [u8],
-    mask: &[usize],
-    first: u8,
-) -> &'a [u8] {
-    let (fields, rest) = head.split_at_checked(N - LRH).unwrap_or((head, &[]));
-    let mut bytes = [0xff; N];
-    for (to, from) in bytes.iter_mut().skip(LRH).zip(fields) {
-        *to = *from;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_is_the_crc_of_eight_bytes_of_ones() {
+        assert_eq!(crc32fast::hash(&[0xff; 8]), START);
     }
-    bytes[LRH] |= first;
-    for at in mask {
-        bytes[LRH + at] = 0xff;
+
+    #[test]
+    fn pieces_may_end_anywhere_after_the_base_header() {
+        let packet: Vec<u8> = (0..=255).collect();
+        for family in [Family::V4, Family::V6] {
+            let whole = Icrc::new(family, &packet).finish();
+            for at in 60..packet.len() {
+                let mut pieces = Icrc::new(family, &packet[..at]);
+                pieces.update(&packet[at..]);
+                assert_eq!(pieces.finish(), whole);
+            }
+        }
     }
-    hasher.update(bytes.get(..LRH + fields.len()).unwrap_or(&bytes));
-    rest
 }

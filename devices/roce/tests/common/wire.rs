@@ -76,6 +76,8 @@ impl Faults {
 #[derive(Debug)]
 pub struct TestLink {
     sent: Mutex<Vec<Vec<u8>>>,
+    /// Buffers to use again.
+    spare: Mutex<Vec<Vec<u8>>>,
     /// Frames it holds before it refuses more.
     pub room: Mutex<usize>,
     pub mtu: u16,
@@ -83,11 +85,16 @@ pub struct TestLink {
 
 impl TestLink {
     pub fn new(mtu: u16) -> Self {
-        Self { sent: Mutex::new(vec![]), room: Mutex::new(usize::MAX), mtu }
+        Self { sent: Mutex::new(vec![]), spare: Mutex::new(vec![]), room: Mutex::new(usize::MAX), mtu }
     }
 
     pub fn take_sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.sent.lock().unwrap())
+    }
+
+    /// Gives buffers back that [`TestLink::take_sent`] gave away.
+    pub fn recycle(&self, mut frames: Vec<Vec<u8>>) {
+        self.spare.lock().unwrap().append(&mut frames);
     }
 }
 
@@ -97,7 +104,10 @@ impl Link for TestLink {
         if sent.len() >= *self.room.lock().unwrap() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        sent.push(parts.iter().flat_map(|part| part.iter().copied()).collect());
+        let mut frame = self.spare.lock().unwrap().pop().unwrap_or_default();
+        frame.clear();
+        parts.iter().for_each(|part| frame.extend_from_slice(part));
+        sent.push(frame);
         Ok(())
     }
 

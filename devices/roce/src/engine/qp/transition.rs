@@ -42,7 +42,8 @@ impl Qp {
         if !mask.contains(QpAttrMask::AV) {
             return Ok(None);
         }
-        let src = cx.gid(attr.av.sgid_index).ok_or(Error::Invalid("source GID index names an empty row"))?;
+        let src =
+            cx.gids.get(attr.av.sgid_index).ok_or(Error::Invalid("source GID index names an empty row"))?;
         if src.ipv4().is_some() != attr.av.dgid.ipv4().is_some() {
             return Err(Error::Invalid("source and destination GID are of different kinds"));
         }

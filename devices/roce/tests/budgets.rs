@@ -48,6 +48,41 @@ fn transport_retries_are_as_many_as_asked_for_and_seven_is_seven() {
 }
 
 #[test]
+fn loss_that_nothing_shows_is_repaired_long_before_a_long_timeout() {
+    // Time-out 19 is 2.1 s, as connection managers choose it.
+    for lose in [|pdu: &Pdu| matches!(pdu, Pdu::Ack(_)), |pdu: &Pdu| matches!(pdu, Pdu::Write { .. })] {
+        let mut world = connected(Connection { timeout: 19, retry_cnt: 0, ..Connection::default() });
+        let mut left = 3;
+        world.hooks.push(Box::new(move |_, frame| {
+            let drop = left > 0 && lose(&edit::packet(&frame).pdu);
+            left -= i32::from(drop);
+            if drop { vec![] } else { vec![frame] }
+        }));
+        let (start, op) = (world.now, write_op(&world));
+        world.nodes[0].send(1, 1, op, HEAP, 3000);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+        assert!(world.now - start < Duration::from_millis(200), "{:?}", world.now - start);
+        let counters = world.nodes[0].provider.counters();
+        assert!(counters.probes > 0);
+        assert_eq!(counters.ack_timeouts, 0);
+    }
+}
+
+#[test]
+fn probe_of_a_peer_that_is_merely_slow_costs_one_packet() {
+    let mut world = connected(Connection { timeout: 14, ..Connection::default() });
+    let op = write_op(&world);
+    world.nodes[0].send(1, 1, op, HEAP, 100_000);
+    // The peer does nothing for 25 ms, then takes everything at once.
+    world.stall(1, Duration::from_millis(25));
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+    let counters = world.nodes[0].provider.counters();
+    assert_eq!((counters.probes, counters.retransmitted_packets), (1, 1));
+}
+
+#[test]
 fn timeout_zero_waits_for_ever() {
     let mut world = connected(Connection { timeout: 0, ..Connection::default() });
     cut(&mut world);

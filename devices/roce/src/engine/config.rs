@@ -26,6 +26,8 @@ pub struct Config {
     pub read_chunk: u32,
     /// Shortest time to wait for an acknowledgement, whatever the queue pair asks for: a software peer needs to be scheduled.
     pub min_ack_timeout: Duration,
+    /// Silence after which a queue pair asks whether an acknowledgement was lost; twice as long each time.
+    pub probe_after: Duration,
     /// Packets a queue pair may send before another one has its turn.
     pub burst: u32,
 }
@@ -39,6 +41,7 @@ impl Default for Config {
             window_bytes: 512 << 10,
             read_chunk: 256 << 10,
             min_ack_timeout: Duration::from_millis(1),
+            probe_after: Duration::from_millis(10),
             burst: 16,
         }
     }

@@ -28,6 +28,8 @@ counters! {
     rx_bytes,
     /// Packets sent more than once.
     retransmitted_packets,
+    /// Packets sent again to learn whether they arrived.
+    probes,
     /// Acknowledgement time-outs.
     ack_timeouts,
     /// Responses that showed an earlier response lost.

@@ -47,7 +47,7 @@ use crate::wire::{Frame, FrameError, P_KEY_DEFAULT, Pdu};
 const P_KEY_FULL: u16 = 0x8000;
 /// Bits of a queue pair number that its object's number takes; the rest counts re-use.
 const QP_ID_BITS: u32 = 16;
-/// Turns one call of [`Engine::transmit`] takes at most to find a packet.
+/// Turns and timers one call of [`Engine::transmit`] deals with at most.
 const MAX_TURNS: u32 = 64;
 
 /// What a call of [`Engine::transmit`] came to.
@@ -250,7 +250,8 @@ impl Engine {
     }
 
     fn run_timers(&mut self) {
-        while let Some(id) = self.shared.timers.pop_due(self.shared.now) {
+        for _ in 0..MAX_TURNS {
+            let Some(id) = self.shared.timers.pop_due(self.shared.now) else { return };
             if let Some(qp) = self.qps.get_mut(id.0) {
                 qp.on_timer(&mut self.shared);
             }

@@ -65,6 +65,8 @@ pub struct World {
     pub hooks: Vec<WireFault>,
     in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     sequence: u64,
+    /// Frames to this node arrive no earlier than that.
+    stalled: Option<(usize, Instant)>,
     /// All frames that were sent, when recording.
     pub recording: Option<Vec<Vec<u8>>>,
 }
@@ -78,6 +80,7 @@ impl World {
             hooks: Vec::new(),
             in_flight: BTreeMap::new(),
             sequence: 0,
+            stalled: None,
             recording: None,
         }
     }
@@ -104,6 +107,11 @@ impl World {
 
     pub fn set_state(&mut self, n: usize, qp: u32, state: QpState) -> Result<(), verbs::Error> {
         self.modify(n, qp, &QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE)
+    }
+
+    /// Holds back what is on its way to a node.
+    pub fn stall(&mut self, n: usize, span: Duration) {
+        self.stalled = Some((n, self.now + span));
     }
 
     /// Runs until nothing is in flight and no deadline is left.
@@ -159,7 +167,10 @@ impl World {
             for frame in frames {
                 for delay in self.faults.delays(FLIGHT) {
                     self.sequence += 1;
-                    self.in_flight.insert((self.now + delay, self.sequence), (1 - n, frame.clone()));
+                    let to = 1 - n;
+                    let held = self.stalled.filter(|(stalled, _)| *stalled == to).map(|(_, until)| until);
+                    let at = held.map_or(self.now + delay, |until| until.max(self.now + delay));
+                    self.in_flight.insert((at, self.sequence), (to, frame.clone()));
                 }
             }
         }

@@ -35,6 +35,8 @@ pub(crate) struct Qp {
     pub(crate) rq: VecDeque<RecvWr>,
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
+    /// Its last packet was an answer rather than a request.
+    pub(crate) answered: bool,
     /// Stands in the ready list.
     queued: bool,
     /// Earliest entry in the timer heap.
@@ -53,6 +55,7 @@ impl Qp {
             rq: VecDeque::new(),
             req: Requester::default(),
             resp: Responder::default(),
+            answered: false,
             queued: false,
             timer: None,
         };
@@ -219,5 +222,15 @@ impl Qp {
     pub(crate) const fn packets(&self, len: u32) -> u32 {
         let packets = len.div_ceil(self.mtu().bytes());
         if packets == 0 { 1 } else { packets }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_connection_takes_less_than_a_kibibyte() {
+        assert!(size_of::<Qp>() <= 1024, "{} bytes", size_of::<Qp>());
     }
 }

@@ -93,8 +93,13 @@ impl SendQueue {
 enum Wait {
     #[default]
     Nothing,
-    /// An acknowledgement, until then.
-    Ack(Instant),
+    /// An acknowledgement.
+    Ack {
+        /// When to ask whether one was lost.
+        probe: Instant,
+        /// When that costs a retry.
+        give_up: Instant,
+    },
     /// The peer to post a receive, until then.
     Rnr(Instant),
 }
@@ -116,6 +121,8 @@ pub(crate) struct Requester {
     rnr_retries: u8,
     /// Time-outs since the last progress.
     timeouts: u8,
+    /// Probes since the last progress or time-out.
+    probes: u8,
     wait: Wait,
     /// The current request cannot be carried out; it ends this way once all before it have ended.
     failed: Option<WcStatus>,
@@ -125,10 +132,11 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    pub(super) const fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         match self.wait {
             Wait::Nothing => None,
-            Wait::Ack(at) | Wait::Rnr(at) => Some(at),
+            Wait::Ack { probe, give_up } => Some(probe.min(give_up)),
+            Wait::Rnr(at) => Some(at),
         }
     }
 }

@@ -32,17 +32,33 @@ impl Qp {
 
     /// Waits for an acknowledgement from now on, or for ever if the time-out is 0.
     ///
-    /// The specification allows one to four times the nominal interval; it is used up as the silence lasts, so that one
-    /// loss is repaired soon and a peer that is merely slow gets all the time there is.
+    /// The specification allows one to four times the nominal interval; it is used up as the silence lasts, so that a peer
+    /// that is merely slow gets all the time there is.
     pub(super) fn restart_ack_timer(&mut self, cx: &Shared) {
+        self.req.probes = 0;
         self.req.wait = match self.attr.timeout {
             0 => Wait::Nothing,
             exponent => {
                 let nominal = Duration::from_nanos(4096 << (exponent & 0x1f));
                 let interval = nominal * (1 << self.req.timeouts.min(2));
-                Wait::Ack(cx.now + interval.max(cx.config.min_ack_timeout))
+                let give_up = cx.now + interval.max(cx.config.min_ack_timeout);
+                Wait::Ack { probe: cx.now + cx.config.probe_after, give_up }
             }
         };
+    }
+
+    /// Sends the oldest unacknowledged packet again, and no other until it is answered. If it was an acknowledgement that
+    /// got lost, or nothing at all, this costs one packet; and a loss that nothing after it can show is repaired long before
+    /// the time-out, which programs choose in seconds. It costs no retry.
+    fn probe(&mut self, cx: &mut Shared) {
+        cx.counters.probes += 1;
+        self.req.probes = self.req.probes.saturating_add(1);
+        if let Wait::Ack { probe, .. } = &mut self.req.wait {
+            *probe = cx.now + cx.config.probe_after * (1 << self.req.probes.min(16));
+        }
+        self.req.window.collapse();
+        self.rewind();
+        self.wake(cx);
     }
 
     /// The requester's deadline has passed.
@@ -57,7 +73,8 @@ impl Qp {
                 self.req.wait = Wait::Nothing;
                 self.wake(cx);
             }
-            Wait::Ack(_) => {
+            Wait::Ack { give_up, .. } if cx.now < give_up => self.probe(cx),
+            Wait::Ack { .. } => {
                 cx.counters.ack_timeouts += 1;
                 self.req.timeouts = self.req.timeouts.saturating_add(1);
                 self.retry(cx);

@@ -45,11 +45,20 @@ struct Part {
 }
 
 impl Qp {
-    /// Takes a turn at sending: answers first, since a peer waits for them, then own requests.
+    /// Takes a turn at sending. Answers and own requests alternate, so that neither keeps the other waiting.
     pub(crate) fn transmit(&mut self, cx: &mut Shared) -> Step {
-        if let Some(out) = self.respond(cx) {
-            return Step::Packet(out);
+        let answer = !self.answered;
+        for answer in [answer, !answer] {
+            let step = if answer { self.respond(cx).map_or(Step::Idle, Step::Packet) } else { self.ask(cx) };
+            if !matches!(step, Step::Idle) {
+                self.answered = answer;
+                return step;
+            }
         }
+        Step::Idle
+    }
+
+    fn ask(&mut self, cx: &mut Shared) -> Step {
         match (self.init.qp_type, self.state()) {
             (QpType::Rc, QpState::Rts | QpState::Sqd) => self.request(cx),
             (QpType::Ud | QpType::Gsi, QpState::Rts | QpState::Sqd) => self.send_datagram(cx),

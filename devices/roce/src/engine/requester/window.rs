@@ -34,7 +34,12 @@ impl Window {
     }
 
     pub(super) fn on_loss(&mut self) {
-        self.packets = (self.packets / 2).max(self.max.min(MIN as u16));
+        self.packets = (self.packets / 2).max(MIN as u16);
+    }
+
+    /// Nothing is known about what is on its way.
+    pub(super) const fn collapse(&mut self) {
+        self.packets = 1;
     }
 
     /// `packets` got through: about eight packets more per round trip.

@@ -12,7 +12,7 @@ use crate::config::{OnReboot, SerialType, VmConfig};
 use crate::error::{Error, Exit, Result};
 use crate::kvm::install_kick_handler;
 use crate::machine::{Event, Events, HostSide, Machine, RunningMachine};
-use crate::serial::{Consoles, RawTerminal};
+use crate::serial::RawTerminal;
 
 /// How long a guest may take to shut down after SIGTERM has pressed its power button.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
     let (sender, receiver) = channel();
     let events = Events::new(sender);
     watch_signals(events.clone())?;
-    let host = HostSide { consoles: Consoles::open(&config.serial, &events)? };
+    let host = HostSide::open(config, &events)?;
     // Built before the terminal changes, so that most errors are shown in a terminal as it was.
     let mut machine = Machine::build(&kvm, config, &host, &events)?;
     let _terminal = if uses_stdio(config) {

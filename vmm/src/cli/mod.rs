@@ -2,6 +2,7 @@
 
 mod logging;
 mod run;
+mod switch;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ struct Cli {
 enum Command {
     /// Run a virtual machine
     Run(run::Command),
+    /// Run an Ethernet switch for the virtual machines of this host
+    Switch(switch::Command),
 }
 
 /// Runs the command line of this process.
@@ -50,6 +53,7 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
     logging::init(&cli.logging)?;
     match cli.command {
         Command::Run(command) => command.run(),
+        Command::Switch(command) => command.run(),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use virtio::block::{ImageError, RawImage};
 
 use super::bus::{Bus, PortDevice};
 use super::cpuid::CpuTemplate;
@@ -19,7 +20,7 @@ use super::power::{KeyboardReset, Pm1Control, Pm1Event, PowerManagement, ResetCo
 use super::slots::SlotBuilder;
 use super::vcpu::{VcpuContext, VcpuThread};
 use super::{RunningMachine, acpi, boot, memory, registers};
-use crate::config::{BootConfig, VmConfig};
+use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
 use crate::io::IoThread;
 use crate::kvm::VmWithRam;
@@ -29,6 +30,30 @@ use crate::serial::Consoles;
 pub struct HostSide {
     /// Serial ports.
     pub consoles: Consoles,
+    /// Disk images, in the order of the disks.
+    pub disks: Vec<Arc<RawImage>>,
+}
+
+impl HostSide {
+    /// Opens everything that `config` names.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be opened or is in use.
+    pub fn open(config: &VmConfig, events: &Events) -> Result<Self> {
+        let disks = config.disks.iter().map(open_disk).collect::<Result<_>>()?;
+        Ok(Self { consoles: Consoles::open(&config.serial, events)?, disks })
+    }
+}
+
+fn open_disk(config: &DiskConfig) -> Result<Arc<RawImage>> {
+    RawImage::open(&config.path, config.readonly).map(Arc::new).map_err(|error| match &error {
+        ImageError::Locked(_) => Error::Resource(error.to_string()),
+        ImageError::Open { path, source } => {
+            Error::Image { role: "a disk", path: path.clone(), reason: source.to_string() }
+        }
+        _ => Error::Image { role: "a disk", path: config.path.clone(), reason: error.to_string() },
+    })
 }
 
 /// A machine that has not been started.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device_model::ram::GuestRam;
+use device_model::ram::{GuestRam, Ram};
 use pci::{Bdf, Device, Function, Msix, MsixSpec, RootBuilder, Windows};
 
 use super::doorbells::KvmDoorbells;
@@ -35,6 +35,11 @@ impl SlotBuilder {
 
     /// Guest memory, for devices.
     pub fn ram(&self) -> Arc<dyn GuestRam> {
+        Arc::new(self.vm.ram().clone())
+    }
+
+    /// The same memory, for devices that use vm-memory's own interface.
+    pub fn ram_regions(&self) -> Arc<Ram> {
         Arc::new(self.vm.ram().clone())
     }
 

@@ -21,8 +21,9 @@ use crate::state::Core;
 const CLASS: [u8; 3] = [0x02, 0x80, 0x00];
 /// Revision of the function.
 const REVISION: u8 = 1;
-/// Byte offset of the pending bit array behind the MSI-X table.
-const PBA_OFFSET: u32 = 0x800;
+/// Where the interrupt table is: needed before the device, which is made with its interrupts.
+pub const MSIX: MsixSpec =
+    MsixSpec { vectors: Vector::COUNT, bar: BAR_MSIX, table_offset: 0, pba_offset: 0x800 };
 
 /// Work requests taken in one batch.
 const FETCH_BATCH: u32 = 128;
@@ -205,7 +206,7 @@ impl Device for Pvrdma {
     }
 
     fn msix(&self) -> Option<MsixSpec> {
-        Some(MsixSpec { vectors: Vector::COUNT, bar: BAR_MSIX, table_offset: 0, pba_offset: PBA_OFFSET })
+        Some(MSIX)
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {

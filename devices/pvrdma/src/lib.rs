@@ -35,4 +35,4 @@ mod work;
 
 pub use config::{Bells, Config, ConfigError, Parts};
 pub use counters::{CommandCounters, Counters, ObjectCounts};
-pub use device::{Next, Pvrdma};
+pub use device::{MSIX, Next, Pvrdma};

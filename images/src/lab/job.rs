@@ -1,0 +1,141 @@
+//! What one run of the lab is told to do: a directory shared with it that carries scripts in and the result out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::{INSIDE_VARIABLE, LabHost, LabOptions};
+use crate::cache::{BUILD_VARIABLE, Cache};
+use crate::error::{Error, Named, Result};
+
+/// Variables that a command in the lab inherits; further those that begin with one of [`INHERITED_PREFIXES`].
+const INHERITED: &[&str] = &["HOME", "LANG", "LOGNAME", "PATH", "TERM", "USER"];
+const INHERITED_PREFIXES: &[&str] = &["LC_", "RUST_", "VERBENA_"];
+
+/// The control directory of one run.
+pub(super) struct Job {
+    dir: TempDir,
+}
+
+impl Job {
+    pub(super) fn prepare(
+        cache: &Cache,
+        lab: &LabHost,
+        command: &[String],
+        options: &LabOptions,
+    ) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("lab-run-").tempdir_in(cache.root());
+        let job = Self { dir: dir.named("create", cache.root())? };
+        job.write("setup", &setup_script(lab, options)?)?;
+        job.write("job", &job_script(cache, command, options)?)?;
+        Ok(job)
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Kernel log of the lab host.
+    pub(super) fn kernel_log(&self) -> PathBuf {
+        self.dir().join("kernel.log")
+    }
+
+    /// What QEMU says.
+    pub(super) fn qemu_log(&self) -> PathBuf {
+        self.dir().join("qemu.log")
+    }
+
+    /// The command's exit status, or why there is none.
+    pub(super) fn result(self, ended: &str) -> Result<u8> {
+        let read = |name: &str| fs::read_to_string(self.dir().join(name)).ok();
+        if let Some(status) = read("status").and_then(|text| text.trim().parse().ok()) {
+            return Ok(status);
+        }
+        let said = read("failure").or_else(|| read("qemu.log")).unwrap_or_default();
+        let problem = match said.trim() {
+            "" => ended.to_owned(),
+            said => format!("{ended} ({said})"),
+        };
+        let log = self.dir.keep().join("kernel.log");
+        Err(Error::Lab { problem, log })
+    }
+
+    fn write(&self, name: &str, content: &str) -> Result<()> {
+        let path = self.dir().join(name);
+        fs::write(&path, content).named("write", path)
+    }
+}
+
+/// Tag under which the n-th writable directory is shared.
+pub(super) fn share_tag(index: usize) -> String {
+    format!("writable{index}")
+}
+
+fn setup_script(lab: &LabHost, options: &LabOptions) -> Result<String> {
+    let mut script = String::new();
+    let modules = quoted(&lab.kernel.modules().to_string_lossy())?;
+    script += &format!("ln -s {modules} /host/lib/modules/{}\n", quoted(&lab.kernel.release)?);
+    for (index, path) in options.writable.iter().enumerate() {
+        let target = quoted(&format!("/host{}", path.display()))?;
+        script += &format!("share {} {target} cache=none\n", share_tag(index));
+    }
+    for module in &options.modules {
+        let module = quoted(module)?;
+        script += &format!("modprobe {module} || fail \"Cannot load the module \"{module}\n");
+    }
+    Ok(script)
+}
+
+fn job_script(cache: &Cache, command: &[String], options: &LabOptions) -> Result<String> {
+    let mut script = String::new();
+    if !options.interactive {
+        script += "stty raw -echo\nexec </dev/null\n";
+    } else if let Ok(size) = rustix::termios::tcgetwinsize(std::io::stdin()) {
+        script += &format!("stty rows {} cols {}\n", size.ws_row, size.ws_col);
+    }
+    let inherited = std::env::vars().filter(|(name, _)| is_inherited(name));
+    let build = (BUILD_VARIABLE.to_owned(), cache.root().display().to_string());
+    let inside = (INSIDE_VARIABLE.to_owned(), "1".to_owned());
+    for (name, value) in inherited.chain([build, inside]).chain(options.environment.iter().cloned()) {
+        script += &format!("export {name}={}\n", quoted(&value)?);
+    }
+    let here = std::env::current_dir().named("read", ".")?;
+    script += &format!("cd {} || exit 126\n", quoted(&here.to_string_lossy())?);
+    let words = command.iter().map(|word| quoted(word)).collect::<Result<Vec<_>>>()?;
+    script += &format!("exec {}\n", words.join(" "));
+    Ok(script)
+}
+
+fn is_inherited(name: &str) -> bool {
+    INHERITED.contains(&name) || INHERITED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn quoted(text: &str) -> Result<String> {
+    shlex::try_quote(text).map(Into::into).map_err(|_| Error::Content {
+        path: PathBuf::from(text.replace('\0', "\\0")),
+        problem: "contains a NUL and cannot be passed to a command".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_reach_the_command_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let command = ["printf", "%s|", "a b", "it's", "$HOME", ""].map(str::to_owned);
+        let words = command.iter().map(|word| quoted(word).unwrap()).collect::<Vec<_>>().join(" ");
+        let output =
+            std::process::Command::new("sh").arg("-c").arg(&words).current_dir(&dir).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "a b|it's|$HOME||");
+        assert!(quoted("a\0b").is_err());
+    }
+
+    #[test]
+    fn only_chosen_variables_are_inherited() {
+        assert!(is_inherited("PATH") && is_inherited("RUST_LOG") && is_inherited("LC_ALL"));
+        assert!(!is_inherited("AWS_SECRET") && !is_inherited("PATHS"));
+    }
+}

@@ -1,0 +1,141 @@
+//! Runs QEMU as the lab host and makes sure that neither it nor a changed terminal outlives us.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+
+use super::job::{self, Job};
+use super::{LabHost, LabOptions};
+use crate::error::{Error, Named, Result};
+
+/// Processor of the lab host. Emulated string instructions go byte by byte where the processor claims that this is
+/// fast, and copying gets two to three times slower; so it must not claim it.
+const CPU: &str = "max,-erms,-fsrm";
+
+/// How often an ended QEMU and the time limit are looked for.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Runs one job and returns its exit status.
+pub(super) fn run(lab: &LabHost, job: Job, options: &LabOptions) -> Result<u8> {
+    let _terminal = options.interactive.then(Terminal::save);
+    let mut qemu = Qemu(start(lab, &job, options)?);
+    let deadline = options.timeout.map(|limit| Instant::now() + limit);
+    let ended = loop {
+        match qemu.0.try_wait().named("wait for", "qemu-system-x86_64")? {
+            Some(status) => break describe(status),
+            None if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                break "its time limit passed".to_owned();
+            }
+            None => thread::sleep(POLL),
+        }
+    };
+    drop(qemu);
+    job.result(&ended)
+}
+
+fn describe(status: ExitStatus) -> String {
+    format!("it ended before the command did, with {status}")
+}
+
+fn start(lab: &LabHost, job: &Job, options: &LabOptions) -> Result<Child> {
+    let log = File::create(job.qemu_log()).named("create", job.qemu_log())?;
+    // setpriv(1) has the kernel end QEMU when this process ends, in whatever way.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "qemu-system-x86_64"]);
+    command.args(machine(options));
+    command.arg("-kernel").arg(&lab.kernel.vmlinuz).arg("-initrd").arg(&lab.initramfs);
+    command.args(["-append", "console=ttyS0 quiet panic=-1"]);
+    command.arg("-serial").arg(format!("file:{}", escaped(&job.kernel_log())));
+    command.args(terminal(options));
+    command.arg("-virtfs").arg(share(Path::new("/"), "hostroot") + ",readonly=on,multidevs=remap");
+    command.arg("-virtfs").arg(share(job.dir(), "control"));
+    for (index, path) in options.writable.iter().enumerate() {
+        command.arg("-virtfs").arg(share(path, &job::share_tag(index)));
+    }
+    if !options.interactive {
+        command.stdin(Stdio::null());
+    }
+    command
+        .stderr(log)
+        .spawn()
+        .map_err(|source| Error::Start { program: "qemu-system-x86_64".to_owned(), source })
+}
+
+fn machine(options: &LabOptions) -> Vec<String> {
+    let (cpus, memory) = (options.cpus.to_string(), options.memory_mib.to_string());
+    [
+        &["-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", &cpus, "-m", &memory][..],
+        &["-nodefaults", "-display", "none", "-nic", "none", "-no-reboot", "-device", "virtio-rng-pci"],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect()
+}
+
+/// The command's terminal. When it is the user's, the multiplexer gives them a way out of a lab that hangs: Ctrl-] x.
+fn terminal(options: &LabOptions) -> Vec<String> {
+    let backend = if options.interactive { "stdio,id=tty,signal=off,mux=on" } else { "stdio,id=tty" };
+    [
+        "-chardev",
+        backend,
+        "-echr",
+        "0x1d",
+        "-device",
+        "virtio-serial-pci",
+        "-device",
+        "virtconsole,chardev=tty",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn share(path: &Path, tag: &str) -> String {
+    format!("local,path={},mount_tag={tag},security_model=none", escaped(path))
+}
+
+/// QEMU's option syntax doubles a comma that is part of a value.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// QEMU, ended with its owner.
+struct Qemu(Child);
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The user's terminal settings, restored on drop.
+struct Terminal(Option<Termios>);
+
+impl Terminal {
+    fn save() -> Self {
+        Self(tcgetattr(std::io::stdin()).ok())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(settings) = &self.0 {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, settings);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_paths_do_not_end_an_option() {
+        assert_eq!(share(Path::new("/a,b"), "t"), "local,path=/a,,b,mount_tag=t,security_model=none");
+    }
+}

@@ -2,10 +2,12 @@
 
 mod common;
 
+use common::node::{HEAP, PD};
 use common::scenario::{Kind, Op, Scenario, check};
+use common::wr::statuses;
 use common::{Connection, Faults, World};
 use proptest::prelude::*;
-use verbs::Mtu;
+use verbs::{Access, MrId, MrInit, MrKind, Mtu, PageList, Provider, SendOp, Sge, WcStatus};
 
 fn sizes(mtu: Mtu) -> [u32; 6] {
     let mtu = mtu.bytes();
@@ -45,6 +47,30 @@ fn large_messages_are_exact_on_a_rough_wire() {
         let scenario = Scenario { connection, ops: vec![op], early_receives: 1, seed: 3 };
         check(&mut world, &scenario).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
     }
+}
+
+#[test]
+fn message_of_two_gigabytes_is_carried() {
+    // One page of memory, half a million times.
+    let len = 1u32 << 31;
+    let pages = PageList::new(12, &vec![HEAP; (len >> 12) as usize]).unwrap();
+    let mut world = World::new();
+    world.connect(1, Connection { mtu: Mtu::B4096, ..Connection::default() });
+    let keys = [0, 1].map(|n: usize| {
+        let kind = MrKind::Pages(pages.clone());
+        let init = MrInit { pd: PD, iova: 0, length: u64::from(len), access: Access::all(), kind };
+        world.nodes[n].provider.register_mr(MrId(2), init).unwrap()
+    });
+    world.nodes[0].write(HEAP, &[0xa5; 4096]);
+    world.nodes[1].recv(1, 7, HEAP + 0x1_0000, 0);
+    let op = SendOp::Write { addr: 0, rkey: keys[1].rkey, imm: Some([0; 4]) };
+    let mut wr = world.nodes[0].wr(1, op, HEAP, len);
+    wr.sges[0] = Sge { addr: 0, length: len, lkey: keys[0].lkey };
+    world.nodes[0].post(1, wr);
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(1, WcStatus::Success)]);
+    assert_eq!(world.nodes[1].completions()[0].byte_len, len);
+    assert_eq!(world.nodes[1].read(HEAP, 4096), [0xa5; 4096]);
 }
 
 fn any_op() -> impl Strategy<Value = Op> {

@@ -35,12 +35,13 @@ impl Header {
         let udp_len = ip::UDP_HEADER + BTH + ext.bytes().len() + payload as usize + pad + icrc::LEN;
         let udp_len = u16::try_from(udp_len).unwrap_or(u16::MAX);
 
-        let family = Family::of(path);
+        let v4 = path.src.ipv4().zip(path.dst.ipv4());
+        let family = if v4.is_some() { Family::V4 } else { Family::V6 };
         let mut out = Self { bytes: [0; MAX_HEADER], len: 0, family, pad };
         out.put(&RawEthernet { dst: path.dmac.0, src: smac.0, ethertype: U16::new(family.ethertype()) });
-        match (path.src.ipv4(), path.dst.ipv4()) {
-            (Some(src), Some(dst)) => out.put(&ipv4(path, src.octets(), dst.octets(), udp_len)),
-            _ => out.put(&ipv6(path, udp_len)),
+        match v4 {
+            Some((src, dst)) => out.put(&ipv4(path, src.octets(), dst.octets(), udp_len)),
+            None => out.put(&ipv6(path, udp_len)),
         }
         out.put(&RawUdp {
             src_port: U16::new(path.src_port),

@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use super::bth::RawBth;
 use super::icrc::{self, Icrc};
 use super::ip::{self, RawEthernet, RawIpv4, RawIpv6, RawUdp};
-use super::{Packet, Path, Pdu, UDP_PORT};
+use super::{Packet, Pdu, UDP_PORT};
 
 /// IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +21,6 @@ pub enum Family {
 }
 
 impl Family {
-    pub(super) fn of(path: &Path) -> Self {
-        if path.src.ipv4().is_some() && path.dst.ipv4().is_some() { Self::V4 } else { Self::V6 }
-    }
-
     pub(super) const fn ethertype(self) -> u16 {
         match self {
             Self::V4 => ip::ETHERTYPE_IPV4,

@@ -66,7 +66,7 @@ impl Qp {
             // No byte is touched, so no key is needed (IBTA 9.7.4.1.3).
             return Ok(to);
         }
-        if got == 0 {
+        if got == 0 && len < reth.len {
             cx.mrs.check(reth.rkey, pd, reth.va, reth.len, access).map_err(|_| Refusal::ACCESS)?;
         }
         let va = reth.va.checked_add(u64::from(got)).ok_or(Refusal::ACCESS)?;

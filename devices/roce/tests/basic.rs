@@ -5,7 +5,10 @@ mod common;
 use common::node::HEAP;
 use common::wr::{SEND, statuses, va};
 use common::{Connection, World};
-use verbs::{Gid, QpId, QpType, Qpn, SendOp, UdAddress, WcFlags, WcOpcode, WcStatus};
+use verbs::{
+    CqId, CqInit, Error, Gid, GidEntry, Owner, PdId, Provider, QpId, QpType, Qpn, SendOp, UdAddress, WcFlags,
+    WcOpcode, WcStatus,
+};
 
 const OK: WcStatus = WcStatus::Success;
 
@@ -114,4 +117,24 @@ fn queue_pair_connected_to_itself_works_without_the_link() {
     assert_eq!(node.read(HEAP + 0x10_000, 10_000), [7; 10_000]);
     assert_ne!(qpn, Qpn(1));
     assert!(node.provider.counters().tx_packets > 0);
+}
+
+#[test]
+fn reset_forgets_all_objects_and_answers_nobody() {
+    let mut world = connected(Connection::default());
+    world.nodes[1].recv(1, 10, HEAP, 100);
+    world.nodes[0].send(1, 20, SEND, HEAP, 100);
+    let gid = world.nodes[1].gids()[0];
+    world.nodes[1].provider.reset();
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(20, WcStatus::RetryExcErr)]);
+    let provider = &mut world.nodes[1].provider;
+    assert_eq!(provider.poll_event(), None);
+    assert_eq!(provider.query_qp(QpId(1)), Err(Error::NotFound));
+    assert_eq!(provider.next_deadline(), None);
+    // Everything can be had again.
+    provider.create_pd(PdId(1), Owner::Kernel).unwrap();
+    provider.create_cq(CqId(1), CqInit { owner: Owner::Kernel, depth: 1 }).unwrap();
+    provider.set_gid(GidEntry { index: 0, gid }).unwrap();
+    provider.create_qp(QpId(1), common::Node::qp_init(QpType::Rc)).unwrap();
 }

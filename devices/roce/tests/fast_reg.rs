@@ -164,6 +164,7 @@ fn regions_that_make_no_sense_are_refused() {
         MrInit { length: 0x801, ..good.clone() },
         MrInit { iova: u64::MAX - 0x10, length: 0x20, ..good.clone() },
         MrInit { length: 1 << 41, ..good.clone() },
+        MrInit { kind: MrKind::FastReg { max_pages: 129 }, ..good.clone() },
         MrInit { access: Access::REMOTE_WRITE, ..good.clone() },
         MrInit { access: Access::REMOTE_ATOMIC, ..good.clone() },
     ];

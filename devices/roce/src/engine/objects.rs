@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use device_model::time::Instant;
 use verbs::{
-    AsyncEvent, CqId, CqInit, Error, Gid, GidEntry, Keys, MrId, MrInit, Owner, PdId, QpAttr, QpAttrMask,
-    QpId, QpInit, QpState, QpType, Qpn, RecvWr, SendWr, SrqAttr, SrqId, SrqInit,
+    AsyncEvent, CqId, CqInit, Error, Gid, GidEntry, Keys, MrId, MrInit, MrKind, Owner, PdId, QpAttr,
+    QpAttrMask, QpId, QpInit, QpState, QpType, Qpn, RecvWr, SendWr, SrqAttr, SrqId, SrqInit,
 };
 
 use super::qp::Qp;
@@ -45,7 +45,9 @@ impl Engine {
     }
 
     pub fn register_mr(&mut self, mr: MrId, init: MrInit) -> Result<Keys, Error> {
-        if init.length > self.shared.config.limits.max_mr_size {
+        let limits = &self.shared.config.limits;
+        let listed = if let MrKind::FastReg { max_pages } = init.kind { max_pages } else { 0 };
+        if init.length > limits.max_mr_size || listed > limits.max_fast_reg_pages {
             return Err(Error::Invalid("region is longer than the device's limit"));
         }
         let pd = init.pd;

@@ -6,6 +6,7 @@ mod mover;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::time::Duration;
 
 use device_model::net::{Link, MacAddr};
 use device_model::ram::GuestRam;
@@ -22,8 +23,10 @@ use crate::wire::{self, Frame};
 
 /// Packets one call of [`Provider::advance`] sends at most.
 const BATCH: usize = 64;
-/// How long a full link is left alone.
-const LINK_RETRY: std::time::Duration = std::time::Duration::from_micros(50);
+/// How long a full link is left alone; twice as long each time, since nothing tells when it has room.
+const LINK_RETRY: Duration = Duration::from_micros(50);
+/// But no longer than this.
+const LINK_RETRY_MAX: Duration = Duration::from_millis(2);
 
 /// What a provider is made of.
 #[derive(Clone, Debug)]
@@ -51,8 +54,27 @@ pub struct RoceProvider {
     mover: Mover,
     link: Arc<dyn Link>,
     hairpin: Hairpin,
-    /// A frame the link had no room for, and when to try again.
-    stalled: Option<Instant>,
+    /// The link had no room for the frame that the mover holds.
+    stalled: Option<Stall>,
+}
+
+/// A link without room.
+#[derive(Clone, Copy, Debug)]
+struct Stall {
+    /// When to try again.
+    until: Instant,
+    /// How long that was from the last time.
+    wait: Duration,
+}
+
+impl Stall {
+    fn new(now: Instant, wait: Duration) -> Self {
+        Self { until: now + wait, wait }
+    }
+
+    fn again(self, now: Instant) -> Self {
+        Self::new(now, (self.wait * 2).min(LINK_RETRY_MAX))
+    }
 }
 
 impl RoceProvider {
@@ -109,9 +131,9 @@ impl RoceProvider {
     fn unstall(&mut self, now: Instant) -> bool {
         match self.stalled {
             None => true,
-            Some(at) if at > now => false,
-            Some(_) => {
-                self.stalled = if self.send() { None } else { Some(now + LINK_RETRY) };
+            Some(stall) if stall.until > now => false,
+            Some(stall) => {
+                self.stalled = if self.send() { None } else { Some(stall.again(now)) };
                 self.stalled.is_none()
             }
         }
@@ -130,7 +152,7 @@ impl RoceProvider {
             self.hairpin.push(self.mover.frame());
         } else if !self.send() {
             self.engine.counters_mut().tx_deferred += 1;
-            self.stalled = Some(now + LINK_RETRY);
+            self.stalled = Some(Stall::new(now, LINK_RETRY));
             return false;
         }
         true
@@ -253,7 +275,7 @@ impl Provider for RoceProvider {
         let timers = self.engine.next_deadline();
         match self.stalled {
             // While the link is full, waiting packets are no reason to come earlier.
-            Some(at) => Some(timers.map_or(at, |timer| timer.min(at))),
+            Some(Stall { until, .. }) => Some(timers.map_or(until, |timer| timer.min(until))),
             None => timers,
         }
     }

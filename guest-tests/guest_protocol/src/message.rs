@@ -3,13 +3,16 @@
 //! Encoded with postcard. Harness and agent are built from one source tree and the agent travels into the guest
 //! with each run, so there is no version to negotiate.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::link::MAX_MESSAGE;
 
 /// Names one command of one guest; the harness counts them up and never uses one twice.
 pub type CommandId = u32;
 
 /// Longest piece of a program's output in one [`Report::Output`], in bytes.
-pub const MAX_OUTPUT: usize = 4096;
+pub const MAX_OUTPUT: usize = 16 * 1024;
 
 /// What the harness asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,12 +119,35 @@ pub enum Ending {
 
 /// A message that does not parse.
 #[derive(Debug, thiserror::Error)]
-#[error("Message on the guest's control line does not parse")]
-pub struct Malformed(#[from] postcard::Error);
+pub enum Malformed {
+    /// It is no such message.
+    #[error("Message on the guest's control line does not parse")]
+    Content(#[from] postcard::Error),
+    /// It does not unpack, or to more than a message may be.
+    #[error("Message on the guest's control line does not unpack")]
+    Packing,
+}
 
-/// A message as bytes for [`crate::link::Link::send`].
+/// First byte of a message as it is.
+const PLAIN: u8 = 0;
+/// First byte of a message that is packed (DEFLATE, RFC 1951).
+const PACKED: u8 = 1;
+/// Messages below this size are not worth packing.
+const PACK_FROM: usize = 200;
+/// Effort of packing, of ten: every byte of the line costs a nested guest more than a good search does.
+const EFFORT: u8 = 6;
+
+/// A message as bytes for [`crate::link::Link::send`]. Long ones are packed: an emulated serial line makes a guest
+/// leave its CPU for every byte.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
-    postcard::to_allocvec(message).expect("Messages hold only types that postcard can write")
+    let plain = postcard::to_allocvec(message).expect("Messages hold only types that postcard can write");
+    if plain.len() >= PACK_FROM {
+        let packed = miniz_oxide::deflate::compress_to_vec(&plain, EFFORT);
+        if packed.len() < plain.len() {
+            return [&[PACKED], &packed[..]].concat();
+        }
+    }
+    [&[PLAIN], &plain[..]].concat()
 }
 
 /// A message out of the bytes of a [`crate::link::Event::Message`].
@@ -129,8 +155,16 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 /// # Errors
 ///
 /// When the bytes are not such a message.
-pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
-    Ok(postcard::from_bytes(bytes)?)
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
+    match bytes.split_first() {
+        Some((&PLAIN, plain)) => Ok(postcard::from_bytes(plain)?),
+        Some((&PACKED, packed)) => {
+            let plain = miniz_oxide::inflate::decompress_to_vec_with_limit(packed, MAX_MESSAGE)
+                .map_err(|_| Malformed::Packing)?;
+            Ok(postcard::from_bytes(&plain)?)
+        }
+        _ => Err(Malformed::Packing),
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +181,21 @@ mod tests {
             streams: Streams::Terminal { rows: 24, columns: 80 },
         });
         assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
+    }
+
+    #[test]
+    fn long_text_gets_shorter_on_the_line_and_survives() {
+        let bytes = b"[    1.234567] pci 0000:00:03.1: [15ad:0820] type 00 class 0x028000\n".repeat(60);
+        let report = Report::Output { id: 1, stream: Stream::Out, bytes: bytes.clone() };
+        let encoded = encode(&report);
+        assert!(encoded.len() < bytes.len() / 4);
+        assert_eq!(decode::<Report>(&encoded).unwrap(), report);
+    }
+
+    #[test]
+    fn packed_message_cannot_grow_without_bound() {
+        let bomb = miniz_oxide::deflate::compress_to_vec(&vec![0; 100 * MAX_MESSAGE], 10);
+        assert!(decode::<Report>(&[&[PACKED], &bomb[..]].concat()).is_err());
     }
 
     proptest! {

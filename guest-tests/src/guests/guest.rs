@@ -138,9 +138,9 @@ impl Guest {
         self.vm.wait(timeout)
     }
 
-    /// The VM's process.
-    pub fn vm(&mut self) -> &mut Process {
-        &mut self.vm
+    /// Number of the VMM's process.
+    pub fn vm_id(&self) -> u32 {
+        self.vm.id()
     }
 }
 

@@ -26,8 +26,8 @@ pub struct Overlay {
 
 impl Overlay {
     /// Adds a file with the given content; `place` is absolute.
-    pub fn text(&mut self, place: impl Into<PathBuf>, mode: u32, content: impl Into<Vec<u8>>) {
-        self.files.insert(place.into(), (mode & 0o777, content.into()));
+    pub fn text(&mut self, place: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) {
+        self.files.insert(merged(place.as_ref()), (mode & 0o777, content.into()));
     }
 
     /// Adds a file of the host, with its permissions.
@@ -35,7 +35,7 @@ impl Overlay {
     /// # Errors
     ///
     /// When it cannot be read.
-    pub fn file(&mut self, source: &Path, place: impl Into<PathBuf>) -> Result<(), GuestError> {
+    pub fn file(&mut self, source: &Path, place: impl AsRef<Path>) -> Result<(), GuestError> {
         let error = |error| GuestError::File { path: source.into(), source: error };
         let content = fs::read(source).map_err(error)?;
         let mode = fs::metadata(source).map_err(error)?.permissions().mode();
@@ -68,7 +68,7 @@ impl Overlay {
     /// # Errors
     ///
     /// When a file cannot be read, or the host itself does not find one of its libraries.
-    pub fn program(&mut self, source: &Path, place: impl Into<PathBuf>) -> Result<(), GuestError> {
+    pub fn program(&mut self, source: &Path, place: impl AsRef<Path>) -> Result<(), GuestError> {
         self.file(source, place)?;
         for library in shared_libraries(source)? {
             if let Some(name) = library.file_name().filter(|name| !is_in_every_guest(name)) {
@@ -105,6 +105,16 @@ impl Overlay {
         }
         trailer(out)?;
         Ok(())
+    }
+}
+
+/// A path where Debian has it since its directories were merged: `/bin` and its like are links into `/usr`, and an
+/// archive that names them as directories would replace the links.
+fn merged(place: &Path) -> PathBuf {
+    let linked = ["bin", "sbin", "lib", "lib64"].map(|name| Path::new("/").join(name));
+    match linked.iter().find_map(|link| place.strip_prefix(link).ok().map(|rest| (link, rest))) {
+        Some((link, rest)) => Path::new("/usr").join(link.strip_prefix("/").unwrap_or(link)).join(rest),
+        None => place.into(),
     }
 }
 
@@ -182,9 +192,10 @@ mod tests {
         let expected = [
             ("root", DIRECTORY | 0o755),
             ("root/app", DIRECTORY | 0o755),
-            ("sbin", DIRECTORY | 0o755),
+            ("usr", DIRECTORY | 0o755),
+            ("usr/sbin", DIRECTORY | 0o755),
             ("root/app/data", REGULAR | 0o644),
-            ("sbin/agent", REGULAR | 0o755),
+            ("usr/sbin/agent", REGULAR | 0o755),
         ];
         assert_eq!(listing(&overlay), expected.map(|(name, mode)| (name.to_string(), mode)));
     }

@@ -1,6 +1,7 @@
 //! A set of guests on one switch.
 
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,15 @@ use super::vm::{Files, command};
 /// How long a VMM may take to open its sockets.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A raw disk of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Image or block device.
+    pub path: PathBuf,
+    /// The one guest that gets it, and may write to it; all guests get it to read when absent.
+    pub guest: Option<char>,
+}
+
 /// What guests to start and how.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -30,8 +40,8 @@ pub struct Options {
     pub agent: PathBuf,
     /// Guest kernel.
     pub kernel: PathBuf,
-    /// Guest initramfs; must end by starting `/sbin/verbena-agent`.
-    pub initramfs: PathBuf,
+    /// Archives that make up the guest's initramfs; its init must end by starting `/sbin/verbena-agent`.
+    pub initramfs: Vec<PathBuf>,
     /// Files to add to it.
     pub overlay: Overlay,
     /// Number of guests, at most [`Address::MAX`].
@@ -44,8 +54,8 @@ pub struct Options {
     pub nics: Nic,
     /// MTU of every port; the link's own when absent.
     pub mtu: Option<u16>,
-    /// `--disk` arguments.
-    pub disks: Vec<String>,
+    /// Raw disks, in the order the guests see them.
+    pub disks: Vec<Disk>,
     /// Words to add to the kernel command line.
     pub command_line: String,
     /// Arguments to add to `verbena run`.
@@ -67,7 +77,7 @@ impl Default for Options {
             verbena: PathBuf::new(),
             agent: PathBuf::new(),
             kernel: PathBuf::new(),
-            initramfs: PathBuf::new(),
+            initramfs: Vec::new(),
             overlay: Overlay::default(),
             count: 2,
             cpus: 1,
@@ -127,8 +137,7 @@ impl Guests {
     fn boot(&mut self, options: &Options) -> Result<(), GuestError> {
         let directory = self.directory.path().to_path_buf();
         let initramfs = directory.join("initramfs");
-        write_initramfs(options, &initramfs)
-            .map_err(|source| GuestError::File { path: options.initramfs.clone(), source })?;
+        write_initramfs(options, &initramfs)?;
         let switch = directory.join("switch");
         if options.nics > 0 {
             self._switch = Some(start_switch(options, &switch)?);
@@ -197,7 +206,7 @@ impl Guests {
     }
 
     /// Copies what a person wants to see after a failure to the results, and says where.
-    fn save(&self) -> std::io::Result<PathBuf> {
+    fn save(&self) -> io::Result<PathBuf> {
         let name = self.directory.path().file_name().unwrap_or_default();
         let kept = self.results.join(name);
         fs::create_dir_all(&kept)?;
@@ -225,18 +234,23 @@ impl Drop for Guests {
     }
 }
 
-/// The image's initramfs with the agent, the host names and the caller's files appended. Linux unpacks archives that
+/// The image's archives with the agent, the host names and the caller's files appended. Linux unpacks archives that
 /// follow each other one after the other; uncompressed ones have to start at a multiple of four.
-fn write_initramfs(options: &Options, to: &Path) -> std::io::Result<()> {
+fn write_initramfs(options: &Options, to: &Path) -> Result<(), GuestError> {
     let mut overlay = options.overlay.clone();
-    let agent = fs::read(&options.agent)
-        .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", options.agent.display())))?;
-    overlay.text("/sbin/verbena-agent", 0o755, agent);
+    overlay.file(&options.agent, "/sbin/verbena-agent")?;
     overlay.text("/etc/hosts", 0o644, hosts_file(options.count));
-    let size = fs::copy(&options.initramfs, to)?;
-    let mut file = File::options().append(true).open(to)?;
-    std::io::Write::write_all(&mut file, &vec![0; (4 - size % 4) as usize % 4])?;
-    overlay.archive(&mut file)
+    let file = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| GuestError::File { path, source }
+    };
+    let mut whole = File::create(to).map_err(file(to))?;
+    for archive in &options.initramfs {
+        let mut part = File::open(archive).map_err(file(archive))?;
+        let size = io::copy(&mut part, &mut whole).map_err(file(archive))?;
+        whole.write_all(&[0; 4][..(size.next_multiple_of(4) - size) as usize]).map_err(file(to))?;
+    }
+    overlay.archive(&mut whole).map_err(file(to))
 }
 
 fn start_switch(options: &Options, socket: &Path) -> Result<Process, GuestError> {
@@ -247,7 +261,7 @@ fn start_switch(options: &Options, socket: &Path) -> Result<Process, GuestError>
     let deadline = Instant::now() + SOCKET_TIMEOUT;
     while !socket.exists() {
         if switch.ended().is_some() || Instant::now() >= deadline {
-            let source = std::io::Error::other(format!("the switch did not open it: {}", switch.printed()));
+            let source = io::Error::other(format!("the switch did not open it: {}", switch.printed()));
             return Err(GuestError::File { path: socket.into(), source });
         }
         thread::sleep(Duration::from_millis(10));

@@ -62,8 +62,9 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     for nic in 0..options.nics {
         flag("--net", net(options, files, nic));
     }
-    for disk in &options.disks {
-        flag("--disk", disk.clone());
+    for disk in options.disks.iter().filter(|disk| disk.guest.is_none_or(|guest| guest == files.guest.name())) {
+        let readonly = if disk.guest.is_none() { "on" } else { "off" };
+        flag("--disk", format!("path={},readonly={readonly}", disk.path.display()));
     }
     command.args(&options.extra_arguments);
     command
@@ -91,7 +92,12 @@ fn net(options: &Options, files: &Files<'_>, nic: Nic) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::set::Disk;
     use super::*;
+
+    fn disk(path: &str, guest: Option<char>) -> Disk {
+        Disk { path: path.into(), guest }
+    }
 
     #[test]
     fn command_line_names_everything_a_guest_needs() {
@@ -101,7 +107,7 @@ mod tests {
             nics: 2,
             mtu: Some(9000),
             capture: true,
-            disks: vec!["path=/d.img,readonly=on".into()],
+            disks: vec![disk("/d.img", None), disk("/own.img", Some('a')), disk("/other.img", Some('b'))],
             ..Options::default()
         };
         let guest = Address::first(1).next().unwrap();
@@ -121,7 +127,8 @@ mod tests {
             "--net id=eth0,mac=02:00:00:00:00:01,link=switch:/t/switch,mtu=9000,capture=/t/a.eth0.pcapng"
         ));
         assert!(text.contains("link=switch:/t/switch,mtu=9000,rdma=off,capture=/t/a.eth1.pcapng"));
-        assert!(text.contains("--disk path=/d.img,readonly=on"));
+        assert!(text.contains("--disk path=/d.img,readonly=on --disk path=/own.img,readonly=off"));
+        assert!(!text.contains("/other.img"));
         assert!(text.contains("--on-reboot exit"));
     }
 }

@@ -16,17 +16,20 @@ pub enum Listening {
     Tcp(u16),
     /// It has a listening `rdma_cm` identifier.
     Cm,
+    /// Anything in the guest listens on TCP or `rdma_cm`.
+    Anything,
 }
 
 impl Listening {
     /// A line for the guest's shell that returns once it is so.
-    fn wait(self) -> String {
+    pub fn wait(self) -> String {
+        // Local address, remote address, state; 0A is LISTEN (Documentation/networking/proc_net_tcp).
+        let tcp = |port: &str| format!("grep -q ':{port} [0-9A-F]*:0000 0A' /proc/net/tcp /proc/net/tcp6");
+        let cm = "rdma resource show cm_id | grep -q LISTEN";
         let test = match self {
-            // Local address, remote address, state; 0A is LISTEN (Documentation/networking/proc_net_tcp).
-            Self::Tcp(port) => {
-                format!("grep -q ':{port:04X} [0-9A-F]*:0000 0A' /proc/net/tcp /proc/net/tcp6")
-            }
-            Self::Cm => "rdma resource show cm_id | grep -q LISTEN".to_string(),
+            Self::Tcp(port) => tcp(&format!("{port:04X}")),
+            Self::Cm => cm.to_string(),
+            Self::Anything => format!("{} || {cm}", tcp("[0-9A-F]*")),
         };
         format!("until {test}; do sleep 0.1; done")
     }

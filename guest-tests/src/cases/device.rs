@@ -1,0 +1,103 @@
+//! The RDMA device as the guest's tools see it, and its driver coming and going.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::guests::{Guest, Task};
+use crate::rdma::device_info;
+use crate::suite::{Case, Stand};
+
+/// Times the driver is unloaded and loaded.
+const CYCLES: u32 = 20;
+/// Memory of the VMM's own that may come and go between two looks, in KiB.
+const NOISE_KIB: u64 = 1024;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        Case::new("device/devinfo-says-active-ethernet-and-a-guid", devinfo),
+        Case::new("device/both-gid-kinds-are-roce-v2", gid_kinds),
+        Case::new("device/kernel-log-has-no-complaint", kernel_log),
+        Case::new("device/driver-reloads-leak-nothing", driver_reloads),
+    ]
+}
+
+fn devinfo(stand: &mut Stand<'_>) -> Result<()> {
+    let mut guids = Vec::new();
+    for guest in stand.guests.all() {
+        let device = stand.device(guest)?;
+        let output = guest.must(format!("ibv_devinfo -d {}", device.name))?;
+        let info = device_info(&output).with_context(|| format!("ibv_devinfo printed\n{output}"))?;
+        ensure!(info.state == "PORT_ACTIVE", "The port of guest {} is {}", guest.name(), info.state);
+        ensure!(info.link_layer == "Ethernet", "The link layer is {}", info.link_layer);
+        ensure!(info.active_mtu >= 1024, "The active MTU is {}", info.active_mtu);
+        ensure!(info.node_guid != "0000:0000:0000:0000", "The GUID is zero");
+        guids.push(info.node_guid);
+    }
+    guids.dedup();
+    ensure!(guids.len() == stand.guests.all().len(), "Guests share the GUID {}", guids[0]);
+    Ok(())
+}
+
+fn gid_kinds(stand: &mut Stand<'_>) -> Result<()> {
+    for guest in stand.guests.all() {
+        let device = stand.device(guest)?;
+        for index in [device.link_local, device.ipv4] {
+            let path = format!("/sys/class/infiniband/{}/ports/1/gid_attrs/types/{index}", device.name);
+            let kind = guest.must(format!("cat {path}"))?;
+            ensure!(kind.trim() == "RoCE v2", "GID {index} is of type {kind}");
+        }
+    }
+    Ok(())
+}
+
+fn kernel_log(stand: &mut Stand<'_>) -> Result<()> {
+    for guest in stand.guests.all() {
+        let complaints = guest.must(format!(
+            "dmesg | grep -iE 'vmw_pvrdma|vmxnet3|infiniband' | grep -iE 'fail|error|warn|invalid|timed? ?out'; \
+             dmesg | {}; true",
+            super::boot::ALARM
+        ))?;
+        ensure!(complaints.is_empty(), "The kernel log of guest {} has\n{complaints}", guest.name());
+    }
+    Ok(())
+}
+
+fn driver_reloads(stand: &mut Stand<'_>) -> Result<()> {
+    let reload = |guest: &Guest, times: u32| {
+        let line = format!(
+            "for i in $(seq {times}); do rmmod vmw_pvrdma && modprobe vmw_pvrdma || exit 1; done"
+        );
+        guest.must(Task::shell(line).timeout(Duration::from_secs(300)))
+    };
+    // The first ones fill caches of the VMM's allocator.
+    reload(stand.a(), 2)?;
+    let before = Held::by(stand)?;
+    reload(stand.a(), CYCLES)?;
+    let after = Held::by(stand)?;
+    ensure!(after.descriptors == before.descriptors, "Descriptors went from {before:?} to {after:?}");
+    ensure!(after.memory_kib <= before.memory_kib + NOISE_KIB, "Memory went from {before:?} to {after:?}");
+    stand.device(stand.a()).context("The device did not come back")?;
+    kernel_log(stand)
+}
+
+/// What the first guest's VMM holds, beside the guest's memory.
+#[derive(Debug)]
+struct Held {
+    descriptors: usize,
+    memory_kib: u64,
+}
+
+impl Held {
+    fn by(stand: &mut Stand<'_>) -> Result<Self> {
+        let process = format!("/proc/{}", stand.guests.a().vm_id());
+        let descriptors = fs::read_dir(format!("{process}/fd")).context("The VMM is gone")?.count();
+        let status = fs::read_to_string(format!("{process}/status"))?;
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let memory_kib = anonymous
+            .and_then(|text| text.split_whitespace().next()?.parse().ok())
+            .context("The kernel does not say how much memory the VMM has")?;
+        Ok(Self { descriptors, memory_kib })
+    }
+}

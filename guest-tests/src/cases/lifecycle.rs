@@ -1,0 +1,94 @@
+//! Guests and devices that go away in the middle of things.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::guests::Task;
+use crate::rdma::{Listening, Pair};
+use crate::suite::{Case, Outcome, Stand};
+
+/// How long a guest may take to restart.
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Runs long enough to be interrupted, in seconds.
+const LOAD: &str = "-D 60 -F -u 18";
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        Case::may_skip("lifecycle/function-reset-brings-the-device-back", function_reset),
+        Case::new("lifecycle/driver-unloads-under-load", unload_under_load),
+        Case::new("lifecycle/guest-reboots-under-load", reboot_under_load),
+    ]
+}
+
+/// Makes sure that both guests can still talk.
+fn still_works(stand: &Stand<'_>) -> Result<()> {
+    let (a, b) = (stand.a(), stand.b());
+    let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);
+    b.must("ping -c 2 -W 10 a").context("The NIC does not work any more")?;
+    let server = format!("ibv_rc_pingpong -d {} -g {} -n 50 -c", of_a.name, of_a.ipv4);
+    let client = format!("ibv_rc_pingpong -d {} -g {} -n 50 -c {}", of_b.name, of_b.ipv4, a.ip(0));
+    let pair = Pair { server: server.into(), client: client.into(), listening: Listening::Tcp(18515) };
+    pair.must(a, b).context("The RDMA device does not work any more")?;
+    Ok(())
+}
+
+fn function_reset(stand: &mut Stand<'_>) -> Result<Outcome> {
+    let device = stand.device(stand.a())?;
+    let link = format!("/sys/class/infiniband/{}/device", device.name);
+    let function = stand.a().must(format!("basename $(readlink -f {link})"))?;
+    let function = function.trim();
+    let reset = format!("/sys/bus/pci/devices/{function}/reset");
+    if !stand.a().run(format!("test -w {reset}"))?.succeeded() {
+        return Ok(Outcome::Skipped(format!("{function} offers the guest no reset")));
+    }
+    // The driver has no part in a reset, so it lets go of the function before and takes it again after.
+    let driver = "/sys/bus/pci/drivers/vmw_pvrdma";
+    stand.a().must(format!(
+        "echo {function} > {driver}/unbind && echo 1 > {reset} && echo {function} > {driver}/bind"
+    ))?;
+    still_works(stand).map(|()| Outcome::Passed)
+}
+
+fn unload_under_load(stand: &mut Stand<'_>) -> Result<()> {
+    let load = start_load(stand)?;
+    // The program holds the driver, so it is unbound rather than unloaded; the kernel takes the device away from it.
+    let device = stand.device(stand.b())?;
+    let line = format!(
+        "f=$(basename $(readlink -f /sys/class/infiniband/{}/device)) && cd /sys/bus/pci/drivers/vmw_pvrdma && \
+         echo $f > unbind && echo $f > bind",
+        device.name
+    );
+    let taken = stand.b().must(Task::shell(line).timeout(Duration::from_secs(60)));
+    let ended = load.into_iter().map(crate::guests::Job::kill).collect::<Result<Vec<_>, _>>();
+    taken?;
+    ended?;
+    still_works(stand)
+}
+
+fn reboot_under_load(stand: &mut Stand<'_>) -> Result<()> {
+    let mut load = start_load(stand)?;
+    let lives = stand.b().lives();
+    // The load in b goes with it.
+    let in_a = load.swap_remove(0);
+    drop(load);
+    stand.b().reboot(REBOOT_TIMEOUT)?;
+    ensure!(stand.b().lives() == lives + 1, "The guest came up {} times", stand.b().lives() - lives);
+    in_a.kill()?;
+    still_works(stand)
+}
+
+/// Starts a bandwidth test that would run for a minute: the server's job in a, then the client's in b.
+fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
+    let (a, b) = (stand.a(), stand.b());
+    let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);
+    let server = a.start(format!("ib_write_bw -d {} -x {} {LOAD}", of_a.name, of_a.ipv4));
+    a.must(Listening::Tcp(18515).wait())?;
+    let mut client = b.start(format!("ib_write_bw -d {} -x {} {LOAD} {}", of_b.name, of_b.ipv4, a.ip(0)));
+    // It prints its table's head when both ends are connected; some traffic follows.
+    if let Some(output) = client.wait_for("#bytes")? {
+        output.success().context("The load ended before anything happened")?;
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(vec![server, client])
+}

@@ -1,0 +1,77 @@
+//! The cases, a file a topic.
+
+mod boot;
+mod capture;
+mod device;
+mod disk;
+mod lifecycle;
+mod network;
+mod programs;
+mod verifier;
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::guests::{Disk, Options};
+use crate::setup::Setup;
+use crate::suite::Stage;
+
+/// All stages, in the order they run.
+pub fn stages() -> Vec<Stage> {
+    let pair = [
+        boot::cases(),
+        network::cases(),
+        device::cases(),
+        programs::cases(),
+        verifier::cases(),
+        capture::cases(),
+        lifecycle::cases(),
+        boot::last_cases(),
+    ];
+    vec![
+        Stage {
+            name: "two guests",
+            options: Box::new(two_guests),
+            cases: pair.into_iter().flatten().collect(),
+        },
+        Stage {
+            name: "two CPUs, bzImage, disks",
+            options: Box::new(one_guest),
+            cases: boot::smp_cases().into_iter().chain(disk::cases()).collect(),
+        },
+        Stage {
+            name: "newer kernel",
+            options: Box::new(newer_kernel),
+            cases: boot::newer_cases(),
+        },
+    ]
+}
+
+fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.initramfs.push(setup.stock.extra.clone());
+    options.may_reboot = true;
+    options.capture = true;
+    Ok(options)
+}
+
+fn one_guest(setup: &Setup, scratch: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.count = 1;
+    options.cpus = 2;
+    options.kernel.clone_from(&setup.stock.bzimage);
+    options.disks = disk::make(scratch)?
+        .into_iter()
+        .zip([Some('a'), None])
+        .map(|(path, guest)| Disk { path, guest })
+        .collect();
+    Ok(options)
+}
+
+fn newer_kernel(setup: &Setup, _: &Path) -> Result<Options> {
+    let image = setup.newer.as_ref().context("The newer kernel was not made")?;
+    let mut options = setup.options_with(image)?;
+    options.count = 1;
+    Ok(options)
+}

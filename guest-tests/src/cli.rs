@@ -1,0 +1,304 @@
+//! The command line of what people run, and the way into the lab.
+//!
+//! A run is prepared on this machine. Where guests cannot run here, the same program is started again inside the lab
+//! with a file that tells it what to do ([`inside`]): one code path from there on.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use images::{Cache, LabOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::own::{Commands, Machine};
+use crate::setup::{Setup, Way};
+use crate::{demo, guests, own, suite};
+
+/// Memory of the lab host beside what its guests take, in MiB. Half of it holds what runs write.
+const LAB_MEMORY_MIB: u32 = 4096;
+/// The suite has to be done in this time, inside the lab and out.
+const SUITE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// Arguments of the demonstration.
+#[derive(Args, Clone, Debug)]
+pub struct DemoArguments {}
+
+/// Arguments of the guests command.
+#[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct GuestsArguments {
+    /// A shell in place of commands
+    #[command(subcommand)]
+    shell: Option<ShellCommand>,
+
+    /// Command for guest a (shell syntax; runs in /root). The word ADDR becomes the other guest's address
+    #[arg(long, value_name = "COMMAND", required_unless_present = "b")]
+    a: Option<String>,
+
+    /// Command for guest b, started once something in a listens
+    #[arg(long, value_name = "COMMAND", requires = "a")]
+    b: Option<String>,
+
+    /// How long the commands may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+
+    /// How long a may take to end by itself once b has ended, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    grace: u64,
+
+    /// What the guests are made of
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+/// What the guests command does in place of running commands.
+#[derive(Subcommand, Clone, Debug)]
+pub enum ShellCommand {
+    /// A shell in guest a or b, with the other one beside it
+    Shell {
+        /// a or b
+        guest: char,
+
+        /// What the guests are made of
+        #[command(flatten)]
+        machine: MachineArguments,
+    },
+}
+
+/// What guests are made of.
+#[derive(Args, Clone, Debug)]
+pub struct MachineArguments {
+    /// File or directory to copy to /root of every guest, with the shared libraries of its programs; repeatable
+    #[arg(long, value_name = "PATH")]
+    copy: Vec<PathBuf>,
+
+    /// Kernel to boot in place of Debian's: a bzImage or ELF vmlinux (its modules come with your initramfs)
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+
+    /// Initramfs in place of the small guest; its init has to end by running /sbin/verbena-agent
+    #[arg(long, value_name = "FILE")]
+    initramfs: Option<PathBuf>,
+
+    /// Raw disk: FILE for all guests, read-only; a:FILE or b:FILE for one guest, writable; repeatable
+    #[arg(long, value_name = "[GUEST:]FILE", value_parser = parse_disk)]
+    disk: Vec<(Option<char>, PathBuf)>,
+
+    /// Words to add to the kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
+    cmdline: String,
+
+    /// Memory of each guest in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    memory: u32,
+
+    /// Virtual CPUs of each guest
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cpus: u8,
+}
+
+impl MachineArguments {
+    /// The same with paths that hold from anywhere, the lab included.
+    fn machine(self) -> Result<(Machine, Vec<PathBuf>)> {
+        let machine = Machine {
+            kernel: self.kernel.map(absolute).transpose()?,
+            initramfs: self.initramfs.map(absolute).transpose()?,
+            disks: self
+                .disk
+                .into_iter()
+                .map(|(guest, path)| Ok((guest, absolute(path)?)))
+                .collect::<Result<_>>()?,
+            command_line: self.cmdline,
+            memory_mib: self.memory,
+            cpus: self.cpus,
+        };
+        Ok((machine, self.copy.into_iter().map(absolute).collect::<Result<_>>()?))
+    }
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    path.canonicalize().with_context(|| format!("Cannot use {}", path.display()))
+}
+
+/// Reads `FILE`, `a:FILE` or `b:FILE`.
+fn parse_disk(text: &str) -> Result<(Option<char>, PathBuf), String> {
+    match text.split_once(':') {
+        Some((guest @ ("a" | "b"), file)) => Ok((guest.chars().next(), file.into())),
+        _ if text.is_empty() => Err("A disk needs a file".into()),
+        _ => Ok((None, text.into())),
+    }
+}
+
+/// Arguments of the test suite.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SuiteArguments {
+    /// Run only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+}
+
+/// Arguments of what runs inside the lab.
+#[derive(Args, Clone, Debug)]
+pub struct InsideArguments {
+    /// The job, as written by the program outside
+    job: PathBuf,
+}
+
+/// What to do once everything is made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Work {
+    Demo,
+    Run(Commands),
+    Shell { guest: char, machine: Machine, copy: Vec<PathBuf> },
+    Suite { only: Option<String> },
+}
+
+impl Work {
+    /// Memory of all its guests at a time, in MiB.
+    fn guests_mib(&self) -> u32 {
+        match self {
+            Self::Demo => 1024,
+            Self::Suite { .. } => 2048,
+            Self::Run(commands) => 2 * commands.machine.memory_mib,
+            Self::Shell { machine, .. } => 2 * machine.memory_mib,
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        match self {
+            Self::Suite { .. } => Some(SUITE_TIMEOUT),
+            Self::Demo | Self::Run(_) | Self::Shell { .. } => None,
+        }
+    }
+
+    fn do_it(&self, setup: &Setup) -> Result<u8> {
+        match self {
+            Self::Demo => demo::run(setup).map(|passed| u8::from(!passed)),
+            Self::Run(commands) => own::run(setup, commands),
+            Self::Shell { guest, machine, copy } => own::shell(setup, machine, copy, *guest),
+            Self::Suite { only } => suite::run(setup, only.as_deref()).map(|passed| u8::from(!passed)),
+        }
+    }
+}
+
+/// A job for the program inside the lab.
+#[derive(Serialize, Deserialize)]
+struct Job {
+    setup: Setup,
+    work: Work,
+}
+
+/// Runs the demonstration and gives the exit status.
+///
+/// # Errors
+///
+/// When something cannot be made or the guests do not come up.
+pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
+    start(cache, Work::Demo, false)
+}
+
+/// Runs the user's commands in guests, or a shell, and gives the exit status.
+///
+/// # Errors
+///
+/// As [`demo`], and for arguments that do not go together.
+pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
+    if let Some(ShellCommand::Shell { guest, machine }) = arguments.shell {
+        let (machine, copy) = machine.machine()?;
+        return start(cache, Work::Shell { guest, machine, copy }, false);
+    }
+    let (machine, copy) = arguments.machine.machine()?;
+    let Some(a) = arguments.a else { bail!("Guest a needs a command: --a COMMAND") };
+    let commands = Commands {
+        a,
+        b: arguments.b,
+        copy,
+        timeout: Duration::from_secs(arguments.timeout),
+        grace: Duration::from_secs(arguments.grace),
+        machine,
+    };
+    start(cache, Work::Run(commands), false)
+}
+
+/// Runs the tests that boot guests and gives the exit status.
+///
+/// # Errors
+///
+/// When something cannot be made.
+pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
+    start(cache, Work::Suite { only: arguments.only }, true)
+}
+
+/// Does a job inside the lab and gives the exit status.
+///
+/// # Errors
+///
+/// When the job cannot be read, and as the command outside.
+pub fn inside(arguments: InsideArguments) -> Result<u8> {
+    let text = std::fs::read(&arguments.job).with_context(|| format!("Cannot read {}", arguments.job.display()))?;
+    let job: Job = serde_json::from_slice(&text).context("The job is not one of this program's")?;
+    guests::end_all_on_signal()?;
+    job.work.do_it(&job.setup)
+}
+
+/// Makes what the work needs and does it, here or in the lab.
+fn start(cache: &Cache, work: Work, with_newer: bool) -> Result<u8> {
+    let setup = Setup::make(cache, with_newer)?;
+    if setup.way == Way::Direct {
+        guests::end_all_on_signal()?;
+        return work.do_it(&setup);
+    }
+    let options = LabOptions {
+        memory_mib: LAB_MEMORY_MIB + work.guests_mib(),
+        interactive: matches!(work, Work::Shell { .. }),
+        writable: vec![setup.results.clone()],
+        timeout: work.timeout(),
+        ..LabOptions::default()
+    };
+    let file = tempfile::Builder::new().prefix("job-").suffix(".json").tempfile_in(&setup.results)?;
+    serde_json::to_writer(&file, &Job { setup, work })?;
+    let program = std::env::current_exe().context("Cannot find this program's own file")?;
+    let command = [&program, &PathBuf::from("inside"), file.path()].map(|part| part.display().to_string());
+    Ok(cache.run_in_lab(&command, &options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Whole {
+        #[command(flatten)]
+        guests: GuestsArguments,
+    }
+
+    fn parse(line: &[&str]) -> Result<GuestsArguments, clap::Error> {
+        Whole::try_parse_from(std::iter::once(&"guests").chain(line)).map(|whole| whole.guests)
+    }
+
+    #[test]
+    fn commands_of_both_guests_are_read() {
+        let arguments = parse(&["--copy", "./app", "--a", "./app server", "--b", "./app client ADDR"]).unwrap();
+        assert_eq!(arguments.a.as_deref(), Some("./app server"));
+        assert_eq!(arguments.b.as_deref(), Some("./app client ADDR"));
+        assert_eq!(arguments.machine.copy, [PathBuf::from("./app")]);
+    }
+
+    #[test]
+    fn shell_needs_no_commands_and_commands_need_a() {
+        let arguments = parse(&["shell", "b", "--memory", "1024"]).unwrap();
+        assert!(matches!(arguments.shell, Some(ShellCommand::Shell { guest: 'b', .. })));
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--b", "./client ADDR"]).is_err());
+    }
+
+    #[test]
+    fn disk_may_name_its_guest() {
+        assert_eq!(parse_disk("b:/srv/x.img"), Ok((Some('b'), "/srv/x.img".into())));
+        assert_eq!(parse_disk("/srv/x.img"), Ok((None, "/srv/x.img".into())));
+        assert!(parse_disk("").is_err());
+    }
+}

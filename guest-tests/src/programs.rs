@@ -1,0 +1,110 @@
+//! The programs of this workspace that a run needs, built with cargo.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// What has to be installed before [`Programs::build`] works, as (a file that tells, Debian package).
+pub const PACKAGES: [(&str, &str); 6] = [
+    ("/usr/bin/cmake", "cmake"),
+    ("/usr/bin/clang", "clang"),
+    ("/usr/bin/pkg-config", "pkg-config"),
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("/usr/include/libnl3/netlink/netlink.h", "libnl-3-dev"),
+    ("/usr/include/libnl3/netlink/route/link.h", "libnl-route-3-dev"),
+];
+
+/// The target of a static build. Naming it keeps build scripts and macros out of the static settings.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Programs as files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Programs {
+    /// The VMM.
+    pub verbena: PathBuf,
+    /// The agent, static, so that it runs in any guest.
+    pub agent: PathBuf,
+    /// The verifier, linked to the guest's own rdma-core.
+    pub verifier: PathBuf,
+}
+
+impl Programs {
+    /// Builds them; cargo shows its progress.
+    ///
+    /// # Errors
+    ///
+    /// When cargo fails.
+    pub fn build() -> Result<Self> {
+        let target = target_directory()?;
+        cargo(["build", "--package", "vmm", "--bin", "verbena", "--release"], [])?;
+        cargo(["build", "--package", "guest_verify", "--features", "verbs"], [])?;
+        let agent_target = target.join("guest");
+        cargo(
+            [
+                "build".as_ref(),
+                "--package".as_ref(),
+                "guest_agent".as_ref(),
+                "--release".as_ref(),
+                "--target".as_ref(),
+                TARGET.as_ref(),
+                "--target-dir".as_ref(),
+                agent_target.as_os_str(),
+            ],
+            [
+                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static"),
+                ("CARGO_PROFILE_RELEASE_STRIP", "true"),
+                ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
+            ],
+        )?;
+        Ok(Self {
+            verbena: target.join("release/verbena"),
+            agent: agent_target.join(TARGET).join("release/verbena-agent"),
+            verifier: target.join("debug/verbena-verify"),
+        })
+    }
+}
+
+/// The top of the workspace.
+pub fn workspace() -> &'static Path {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest)
+}
+
+fn target_directory() -> Result<PathBuf> {
+    let output = command()
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .output()
+        .context("Cannot start cargo")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("`cargo metadata` gave no JSON")?;
+    let target = metadata["target_directory"].as_str().context("`cargo metadata` names no target directory")?;
+    Ok(target.into())
+}
+
+fn cargo<A: AsRef<OsStr>, const N: usize, const V: usize>(
+    arguments: [A; N],
+    variables: [(&str, &str); V],
+) -> Result<()> {
+    let status = command().args(&arguments).envs(variables).status().context("Cannot start cargo")?;
+    if !status.success() {
+        let line: Vec<_> = arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect();
+        bail!("`cargo {}` failed, {status}", line.join(" "));
+    }
+    Ok(())
+}
+
+/// Cargo, as an outer cargo would have us call it but without its other settings for the program it runs.
+fn command() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}

@@ -1,0 +1,87 @@
+//! What a case is, and what it stands on.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::guests::{Guest, Guests, Options};
+use crate::rdma::{DeviceError, RdmaDevice};
+use crate::setup::Setup;
+
+/// How a case that did not fail ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did what it is there for.
+    Passed,
+    /// It could not, for this reason, which is no fault of ours.
+    Skipped(String),
+}
+
+/// The function of a case.
+type Run = dyn Fn(&mut Stand<'_>) -> Result<Outcome>;
+/// The function that describes the guests of a stage.
+type Describe = dyn Fn(&Setup, &Path) -> Result<Options>;
+
+/// A test.
+pub struct Case {
+    /// Its name, `topic/what-holds`.
+    pub name: String,
+    /// Runs it.
+    pub run: Box<Run>,
+}
+
+impl Case {
+    /// A case that passes unless it fails.
+    pub fn new(name: impl Into<String>, run: impl Fn(&mut Stand<'_>) -> Result<()> + 'static) -> Self {
+        Self { name: name.into(), run: Box::new(move |stand| run(stand).map(|()| Outcome::Passed)) }
+    }
+
+    /// A case that may find that it cannot run.
+    pub fn may_skip(
+        name: impl Into<String>,
+        run: impl Fn(&mut Stand<'_>) -> Result<Outcome> + 'static,
+    ) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+/// Cases that share one boot of the same guests, in order.
+pub struct Stage {
+    /// Its name, for messages.
+    pub name: &'static str,
+    /// What to boot; files that the guests need go to the directory. The error is why it cannot be booted.
+    pub options: Box<Describe>,
+    /// The cases.
+    pub cases: Vec<Case>,
+}
+
+/// What a case stands on.
+pub struct Stand<'a> {
+    /// What was made for the run.
+    pub setup: &'a Setup,
+    /// The stage's guests.
+    pub guests: &'a mut Guests,
+    /// The stage's own files.
+    pub scratch: &'a Path,
+}
+
+impl Stand<'_> {
+    /// The first guest.
+    pub fn a(&self) -> &Guest {
+        self.guests.a()
+    }
+
+    /// The second guest.
+    pub fn b(&self) -> &Guest {
+        self.guests.b()
+    }
+
+    /// The RDMA device of a guest, looked up anew: it may have another name or other indices than before.
+    ///
+    /// # Errors
+    ///
+    /// As [`RdmaDevice::of`].
+    pub fn device(&self, guest: &Guest) -> Result<RdmaDevice, DeviceError> {
+        RdmaDevice::of(guest)
+    }
+}

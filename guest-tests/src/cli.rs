@@ -237,7 +237,8 @@ pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
 ///
 /// When the job cannot be read, and as the command outside.
 pub fn inside(arguments: InsideArguments) -> Result<u8> {
-    let text = std::fs::read(&arguments.job).with_context(|| format!("Cannot read {}", arguments.job.display()))?;
+    let text =
+        std::fs::read(&arguments.job).with_context(|| format!("Cannot read {}", arguments.job.display()))?;
     let job: Job = serde_json::from_slice(&text).context("The job is not one of this program's")?;
     guests::end_all_on_signal()?;
     job.work.do_it(&job.setup)
@@ -281,7 +282,8 @@ mod tests {
 
     #[test]
     fn commands_of_both_guests_are_read() {
-        let arguments = parse(&["--copy", "./app", "--a", "./app server", "--b", "./app client ADDR"]).unwrap();
+        let arguments =
+            parse(&["--copy", "./app", "--a", "./app server", "--b", "./app client ADDR"]).unwrap();
         assert_eq!(arguments.a.as_deref(), Some("./app server"));
         assert_eq!(arguments.b.as_deref(), Some("./app client ADDR"));
         assert_eq!(arguments.machine.copy, [PathBuf::from("./app")]);

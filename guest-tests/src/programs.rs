@@ -80,7 +80,8 @@ fn target_directory() -> Result<PathBuf> {
         .context("Cannot start cargo")?;
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("`cargo metadata` gave no JSON")?;
-    let target = metadata["target_directory"].as_str().context("`cargo metadata` names no target directory")?;
+    let target =
+        metadata["target_directory"].as_str().context("`cargo metadata` names no target directory")?;
     Ok(target.into())
 }
 

@@ -66,9 +66,8 @@ fn kernel_log(stand: &mut Stand<'_>) -> Result<()> {
 
 fn driver_reloads(stand: &mut Stand<'_>) -> Result<()> {
     let reload = |guest: &Guest, times: u32| {
-        let line = format!(
-            "for i in $(seq {times}); do rmmod vmw_pvrdma && modprobe vmw_pvrdma || exit 1; done"
-        );
+        let line =
+            format!("for i in $(seq {times}); do rmmod vmw_pvrdma && modprobe vmw_pvrdma || exit 1; done");
         guest.must(Task::shell(line).timeout(Duration::from_secs(300)))
     };
     // The first ones fill caches of the VMM's allocator.

@@ -35,7 +35,8 @@ pub fn make(scratch: &Path) -> Result<[PathBuf; 2]> {
 }
 
 fn hash_on_host(path: &Path) -> Result<String> {
-    let output = Command::new("sha256sum").stdin(File::open(path)?).output().context("Cannot start sha256sum")?;
+    let output =
+        Command::new("sha256sum").stdin(File::open(path)?).output().context("Cannot start sha256sum")?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -64,7 +65,8 @@ fn writes_arrive(stand: &mut Stand<'_>) -> Result<()> {
     ))?;
     let again = stand.a().must("echo 3 > /proc/sys/vm/drop_caches; sha256sum < /dev/vda")?;
     ensure!(again == written, "The disk reads as {again}, not as {written}");
-    let status = stand.guests.all_mut()[0].power_off(Duration::from_secs(60)).context("The VMM did not end")?;
+    let status =
+        stand.guests.all_mut()[0].power_off(Duration::from_secs(60)).context("The VMM did not end")?;
     ensure!(status.code() == Some(0), "The VMM ended with {status}");
     let path = stand.scratch.join("writable.img");
     ensure!(fs::metadata(&path)?.len() == (SIZE_MIB as u64) << 20, "The disk has changed its size");

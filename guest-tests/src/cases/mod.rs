@@ -40,11 +40,7 @@ pub fn stages() -> Vec<Stage> {
             options: Box::new(one_guest),
             cases: boot::smp_cases().into_iter().chain(disk::cases()).collect(),
         },
-        Stage {
-            name: "newer kernel",
-            options: Box::new(newer_kernel),
-            cases: boot::newer_cases(),
-        },
+        Stage { name: "newer kernel", options: Box::new(newer_kernel), cases: boot::newer_cases() },
     ]
 }
 

@@ -30,7 +30,8 @@ fn tcp_bulk(stand: &mut Stand<'_>) -> Result<()> {
     let sent = stand.b().must(format!("head -c {BULK} /dev/urandom > /tmp/bulk && sha256sum < /tmp/bulk"))?;
     let server = Task::shell("nc -l -p 7000 | sha256sum");
     let client = Task::shell("nc a 7000 < /tmp/bulk; rm /tmp/bulk");
-    let received = Pair { server, client, listening: Listening::Tcp(7000) }.must(stand.a(), stand.b())?.server.out;
+    let received =
+        Pair { server, client, listening: Listening::Tcp(7000) }.must(stand.a(), stand.b())?.server.out;
     ensure!(received == sent, "{BULK} bytes with hash {sent} arrived with hash {received}");
     Ok(())
 }

@@ -72,22 +72,20 @@ fn run(stand: &mut Stand<'_>, style: Style, line: &str) -> Result<()> {
     let with_device = |device: &RdmaDevice, flag| format!("{line} -d {} {flag} {}", device.name, device.ipv4);
     let (server, client, listening) = match style {
         Style::PingPong => {
-            let (server, client) = (with_device(&stand.device(a)?, "-g"), with_device(&stand.device(b)?, "-g"));
+            let (server, client) =
+                (with_device(&stand.device(a)?, "-g"), with_device(&stand.device(b)?, "-g"));
             (server, format!("{client} {address}"), Listening::Tcp(PORT))
         }
         Style::Perftest => {
             // perftest's own time-out of 67 ms is shorter than a round trip of a loaded nested guest.
             let flags = "-F -u 18 -x";
-            let (server, client) = (with_device(&stand.device(a)?, flags), with_device(&stand.device(b)?, flags));
+            let (server, client) =
+                (with_device(&stand.device(a)?, flags), with_device(&stand.device(b)?, flags));
             (server, format!("{client} {address}"), Listening::Tcp(PORT))
         }
-        Style::PerftestCm => {
-            (format!("{line} -F -R"), format!("{line} -F -R {address}"), Listening::Cm)
-        }
+        Style::PerftestCm => (format!("{line} -F -R"), format!("{line} -F -R {address}"), Listening::Cm),
         Style::Cm => (line.to_string(), format!("{line} -s {address}"), Listening::Cm),
-        Style::Rping => {
-            (format!("{line} -s -a {address}"), format!("{line} -c -a {address}"), Listening::Cm)
-        }
+        Style::Rping => (format!("{line} -s -a {address}"), format!("{line} -c -a {address}"), Listening::Cm),
     };
     let task = |line: String| Task::shell(line).timeout(TIMEOUT);
     Pair { server: task(server), client: task(client), listening }.must(a, b)?;

@@ -81,7 +81,12 @@ fn devinfo(bench: &Bench<'_>) -> Result<String> {
         let output = guest.must(Task::program(["ibv_devinfo", "-d", &device.name]))?;
         let info = device_info(&output).with_context(|| format!("ibv_devinfo printed\n{output}"))?;
         ensure!(info.state == "PORT_ACTIVE", "The port of guest {} is {}", guest.name(), info.state);
-        ensure!(info.link_layer == "Ethernet", "The link layer of guest {} is {}", guest.name(), info.link_layer);
+        ensure!(
+            info.link_layer == "Ethernet",
+            "The link layer of guest {} is {}",
+            guest.name(),
+            info.link_layer
+        );
         ensure!(info.node_guid != "0000:0000:0000:0000", "The GUID of guest {} is zero", guest.name());
         guids.push(info.node_guid);
     }
@@ -127,7 +132,8 @@ fn verify(bench: &Bench<'_>, operation: &str) -> Result<String> {
 fn rping(bench: &Bench<'_>) -> Result<String> {
     let address = bench.a.ip(0);
     let task = |side| Task::shell(format!("rping {side} -a {address} -C {PINGS} -V -v")).timeout(TIMEOUT);
-    let both = Pair { server: task("-s"), client: task("-c"), listening: Listening::Cm }.must(bench.a, bench.b)?;
+    let both =
+        Pair { server: task("-s"), client: task("-c"), listening: Listening::Cm }.must(bench.a, bench.b)?;
     let pings = ping_lines(&both.client.out);
     ensure!(pings == PINGS, "{pings} pings of {PINGS} came back:\n{}", both.client.out);
     Ok(format!("{pings} pings, data checked"))

@@ -62,7 +62,8 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     for nic in 0..options.nics {
         flag("--net", net(options, files, nic));
     }
-    for disk in options.disks.iter().filter(|disk| disk.guest.is_none_or(|guest| guest == files.guest.name())) {
+    for disk in options.disks.iter().filter(|disk| disk.guest.is_none_or(|guest| guest == files.guest.name()))
+    {
         let readonly = if disk.guest.is_none() { "on" } else { "off" };
         flag("--disk", format!("path={},readonly={readonly}", disk.path.display()));
     }

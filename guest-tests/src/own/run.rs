@@ -86,7 +86,8 @@ impl Machine {
 
 /// Adds a file or directory of the host, and the libraries of every program in it.
 fn add(options: &mut Options, source: &Path) -> Result<(), GuestError> {
-    let name = source.canonicalize().map_err(|error| GuestError::File { path: source.into(), source: error })?;
+    let name =
+        source.canonicalize().map_err(|error| GuestError::File { path: source.into(), source: error })?;
     let place = Path::new(HOME).join(name.file_name().unwrap_or_default());
     options.overlay.tree(source, &place)
 }
@@ -110,7 +111,8 @@ pub fn run(setup: &Setup, commands: &Commands) -> Result<u8> {
 
 fn run_in(guests: &Guests, commands: &Commands) -> Result<u8> {
     let deadline = Instant::now() + commands.timeout;
-    let start = |guest: &Guest, line: &str| Side::new(guest.start(task(guests, guest, line, commands.timeout)));
+    let start =
+        |guest: &Guest, line: &str| Side::new(guest.start(task(guests, guest, line, commands.timeout)));
     let mut a = start(guests.a(), &commands.a);
     let mut b = None;
     if let Some(line) = &commands.b {

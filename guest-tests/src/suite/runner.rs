@@ -45,7 +45,8 @@ pub fn run(setup: &Setup, stages: Vec<Stage>, only: Option<&str>) -> Result<bool
 }
 
 fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
-    let scratch = tempfile::Builder::new().prefix("verbena-suite-").tempdir().context("Cannot make scratch files")?;
+    let scratch =
+        tempfile::Builder::new().prefix("verbena-suite-").tempdir().context("Cannot make scratch files")?;
     let options = (stage.options)(setup, scratch.path())
         .with_context(|| format!("The stage {} cannot be prepared", stage.name))?;
     let mut guests = None;

@@ -14,7 +14,7 @@ pub mod values;
 mod vm;
 
 pub use memory::MemoryConfig;
-pub use net::{LinkConfig, NetConfig};
+pub use net::NetConfig;
 pub use options::RunOptions;
 pub use serial::{SerialConfig, SerialType};
 pub use storage::DiskConfig;

@@ -24,6 +24,7 @@ use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
 use crate::io::IoThread;
 use crate::kvm::VmWithRam;
+use crate::nic::{NicPort, open_ports};
 use crate::serial::Consoles;
 
 /// What a machine is connected to on the host, and what survives its resets.
@@ -32,6 +33,8 @@ pub struct HostSide {
     pub consoles: Consoles,
     /// Disk images, in the order of the disks.
     pub disks: Vec<Arc<RawImage>>,
+    /// Network ports, in the order of their slots.
+    pub ports: Vec<NicPort>,
 }
 
 impl HostSide {
@@ -42,7 +45,8 @@ impl HostSide {
     /// When something cannot be opened or is in use.
     pub fn open(config: &VmConfig, events: &Events) -> Result<Self> {
         let disks = config.disks.iter().map(open_disk).collect::<Result<_>>()?;
-        Ok(Self { consoles: Consoles::open(&config.serial, events)?, disks })
+        let ports = open_ports(&config.nets)?;
+        Ok(Self { consoles: Consoles::open(&config.serial, events)?, disks, ports })
     }
 }
 

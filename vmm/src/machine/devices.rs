@@ -15,12 +15,16 @@ use super::slots::SlotBuilder;
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::io::{EventBell, IoThread};
+use crate::nic;
 
 /// Queues of a disk.
 const DISK_QUEUES: u16 = 1;
 
 /// Adds every device that `config` asks for.
 pub(super) fn add_all(slots: &mut SlotBuilder, config: &VmConfig, host: &HostSide) -> Result<()> {
+    for port in &host.ports {
+        nic::add_slot(slots, port)?;
+    }
     for (index, image) in host.disks.iter().enumerate() {
         let backend: Arc<dyn BlockBackend> = image.clone();
         let block = Block::new(backend, DISK_QUEUES, &format!("disk{index}"));

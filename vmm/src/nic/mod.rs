@@ -1,1 +1,95 @@
-//! NIC slots: vmxnet3 as function 0 and its RDMA function beside it.
+//! NIC slots: vmxnet3 as function 0, and beside it as function 1 the RDMA device that belongs to it.
+//!
+//! Both functions, their link and their timers are served by one I/O thread, so the data path takes no lock that another
+//! thread waits for; vCPU threads come in for registers and commands only.
+
+mod events;
+mod port;
+
+use std::sync::Arc;
+
+use device_model::doorbell::Bell;
+use device_model::irq::Interrupts;
+use pci::Device;
+use pvrdma::{Bells, Parts, Pvrdma};
+use roce::{RoceConfig, RoceProvider};
+use vmxnet3::Vmxnet3;
+
+use self::events::{NicEvents, RdmaEvents};
+pub use self::port::{NicPort, open_ports};
+use crate::error::{Error, Result};
+use crate::io::{EventBell, IoThread};
+use crate::machine::{FunctionKit, SlotBuilder};
+
+/// Eventfds that the doorbells of an RDMA function's objects share. More of them mean fewer rings to look at when one
+/// rings; eight keep a handful of busy queues apart.
+const DOORBELL_GROUPS: usize = 8;
+
+/// Adds the slot that is plugged into `port`, and its thread.
+///
+/// # Errors
+///
+/// When the link cannot carry RDMA, or the host has no descriptors or threads left.
+pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
+    let kit = slots.kit(Some(vmxnet3::MSIX));
+    let nic_bell = bell(port)?;
+    let nic = Arc::new(Vmxnet3::new(
+        vmxnet3::Config::new(port.mac),
+        slots.ram(),
+        port.nic_link.clone(),
+        interrupts(&kit)?,
+        kit.doorbells.clone(),
+        nic_bell.clone(),
+    ));
+    let mut functions: Vec<(Arc<dyn Device>, FunctionKit)> = vec![(nic.clone(), kit)];
+
+    let mut rdma = None;
+    if port.rdma {
+        let kit = slots.kit(Some(pvrdma::MSIX));
+        let events = make_rdma(slots, port, &kit)?;
+        functions.push((events.device.clone(), kit));
+        rdma = Some(events);
+    }
+
+    slots.add_slot(functions)?;
+    let events = NicEvents::new(slots.clock(), port.link.clone(), nic, nic_bell, rdma)
+        .map_err(|e| Error::Failure(format!("Failed to make the timer of {}: {e}", port.name)))?;
+    slots.add_thread(IoThread::spawn(&port.name, vec![Box::new(events)])?);
+    Ok(())
+}
+
+fn make_rdma(slots: &SlotBuilder, port: &NicPort, kit: &FunctionKit) -> Result<RdmaEvents> {
+    let work = bell(port)?;
+    let groups = (0..DOORBELL_GROUPS).map(|_| bell(port)).collect::<Result<Vec<_>>>()?;
+    let bells = Bells {
+        work: work.clone(),
+        groups: groups.iter().map(|bell| Arc::clone(bell) as Arc<dyn Bell>).collect(),
+        unread: bell(port)?,
+    };
+    let provider = RoceProvider::new(RoceConfig::new(port.mac), slots.ram(), port.link.clone())
+        .map_err(|e| Error::Usage(format!("Network port {} cannot carry RDMA: {e}", port.name)))?;
+    let clock = slots.clock();
+    let parts = Parts {
+        provider: Box::new(provider),
+        ram: slots.ram(),
+        interrupts: interrupts(kit)?,
+        doorbells: kit.doorbells.clone(),
+        bells,
+        clock: Box::new(move || clock.now()),
+    };
+    let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
+    let device = Pvrdma::new(config, parts)
+        .map_err(|e| Error::Failure(format!("Failed to make the RDMA device of {}: {e}", port.name)))?;
+    Ok(RdmaEvents { device: Arc::new(device), work, groups })
+}
+
+fn bell(port: &NicPort) -> Result<Arc<EventBell>> {
+    EventBell::new().map(Arc::new).map_err(|e| Error::io(format!("make the bells of {}", port.name), e))
+}
+
+fn interrupts(kit: &FunctionKit) -> Result<Arc<dyn Interrupts>> {
+    match &kit.msix {
+        Some(msix) => Ok(msix.clone()),
+        None => Err(Error::Failure("A function with MSI-X was given no interrupts".to_owned())),
+    }
+}

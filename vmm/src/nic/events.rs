@@ -1,0 +1,204 @@
+//! What a NIC slot's I/O thread does when something happens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_model::doorbell::Bell;
+use device_model::net::{Link, MAX_FRAME};
+use device_model::time::Instant;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use pvrdma::Pvrdma;
+use vmm_sys_util::errno;
+use vmm_sys_util::timerfd::TimerFd;
+use vmxnet3::Vmxnet3;
+
+use crate::io::{Clock, EventBell};
+
+/// Frames taken from the link before other events get their turn.
+const FRAMES_PER_TURN: usize = 64;
+/// Calls of the RDMA device before other events get their turn.
+const SERVICE_ROUNDS: usize = 8;
+/// Shortest time the timer is set to: zero would disarm it.
+const MIN_WAIT: Duration = Duration::from_micros(1);
+
+/// Event data: which descriptor became ready.
+const LINK: u32 = 0;
+const NIC_BELL: u32 = 1;
+const TIMER: u32 = 2;
+const RDMA_WORK: u32 = 3;
+const RDMA_GROUPS: u32 = 4;
+
+/// The RDMA half of a slot.
+pub(super) struct RdmaEvents {
+    /// The device.
+    pub(super) device: Arc<Pvrdma>,
+    /// Rung by register accesses.
+    pub(super) work: Arc<EventBell>,
+    /// Rung by doorbells.
+    pub(super) groups: Vec<Arc<EventBell>>,
+}
+
+/// Serves both functions of a slot and their link.
+pub(super) struct NicEvents {
+    clock: Clock,
+    link: Arc<dyn Link>,
+    link_up: bool,
+    nic: Arc<Vmxnet3>,
+    nic_bell: Arc<EventBell>,
+    rdma: Option<RdmaEvents>,
+    timer: TimerFd,
+    /// When the timer fires; `None` while it is disarmed.
+    armed: Option<Instant>,
+    frame: Box<[u8]>,
+}
+
+impl NicEvents {
+    pub(super) fn new(
+        clock: Clock,
+        link: Arc<dyn Link>,
+        nic: Arc<Vmxnet3>,
+        nic_bell: Arc<EventBell>,
+        rdma: Option<RdmaEvents>,
+    ) -> Result<Self, errno::Error> {
+        Ok(Self {
+            clock,
+            link_up: link.is_up(),
+            link,
+            nic,
+            nic_bell,
+            rdma,
+            timer: TimerFd::new()?,
+            armed: None,
+            frame: vec![0; MAX_FRAME].into_boxed_slice(),
+        })
+    }
+
+    /// Takes frames from the link and gives each to the function it is for.
+    fn receive(&mut self) {
+        let now = self.clock.now();
+        for _ in 0..FRAMES_PER_TURN {
+            let length = match self.link.recv(&mut self.frame) {
+                Ok(Some(length)) => length,
+                Ok(None) => break,
+                Err(error) => {
+                    device_model::guest_warn!(%error, "Failed to receive from a link");
+                    break;
+                }
+            };
+            let frame = &self.frame[..length];
+            let taken = self.rdma.as_ref().is_some_and(|rdma| rdma.device.receive(now, frame));
+            if !taken {
+                self.nic.receive(frame);
+            }
+        }
+    }
+
+    /// Passes a change of the link on to both functions.
+    fn follow_link(&mut self) {
+        let up = self.link.is_up();
+        if up != self.link_up {
+            self.link_up = up;
+            self.nic.set_link(up);
+            if let Some(rdma) = &self.rdma {
+                rdma.device.set_link(up);
+            }
+        }
+    }
+
+    fn transmit(&self) {
+        self.nic_bell.clear();
+        if self.nic.process_tx() {
+            self.nic_bell.ring();
+        }
+    }
+
+    /// Lets the RDMA device work, and comes back when it must.
+    fn service(&mut self) {
+        let Some(rdma) = &self.rdma else { return };
+        let mut next = rdma.device.service(self.clock.now());
+        for _ in 1..SERVICE_ROUNDS {
+            if !next.more {
+                break;
+            }
+            next = rdma.device.service(self.clock.now());
+        }
+        if next.more {
+            rdma.work.ring();
+        }
+        if let Some(deadline) = next.deadline {
+            self.wake_at(deadline);
+        }
+    }
+
+    /// Arms the timer unless it fires early enough as it is; firing too early does no harm and saves re-arming it for
+    /// every packet.
+    fn wake_at(&mut self, deadline: Instant) {
+        if self.armed.is_some_and(|armed| armed <= deadline) {
+            return;
+        }
+        let wait = deadline.saturating_since(self.clock.now()).max(MIN_WAIT);
+        match self.timer.reset(wait, None) {
+            Ok(()) => self.armed = Some(deadline),
+            Err(error) => tracing::error!(%error, "Failed to arm a timer"),
+        }
+    }
+
+    /// Disarming also takes back the readiness; reading could block, if the timer was set again meanwhile.
+    fn timer_fired(&mut self) {
+        self.armed = None;
+        if let Err(error) = self.timer.clear() {
+            tracing::error!(%error, "Failed to disarm a timer");
+        }
+    }
+}
+
+impl MutEventSubscriber for NicEvents {
+    fn init(&mut self, ops: &mut EventOps) {
+        let mut add = |events: Events| {
+            if let Err(error) = ops.add(events) {
+                tracing::error!(?error, "Failed to watch a descriptor of a NIC");
+            }
+        };
+        if let Some(fd) = self.link.readable_fd() {
+            add(Events::with_data(&fd, LINK, EventSet::IN));
+        }
+        add(Events::with_data(&*self.nic_bell, NIC_BELL, EventSet::IN));
+        add(Events::with_data(&self.timer, TIMER, EventSet::IN));
+        if let Some(rdma) = &self.rdma {
+            add(Events::with_data(&*rdma.work, RDMA_WORK, EventSet::IN));
+            for (data, bell) in (RDMA_GROUPS..).zip(&rdma.groups) {
+                add(Events::with_data(&**bell, data, EventSet::IN));
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, _: &mut EventOps) {
+        match events.data() {
+            LINK => {
+                self.receive();
+                self.follow_link();
+            }
+            NIC_BELL => return self.transmit(),
+            TIMER => self.timer_fired(),
+            bell => {
+                if let Some(rdma) = &self.rdma {
+                    rdma.rang(bell);
+                }
+            }
+        }
+        self.service();
+    }
+}
+
+impl RdmaEvents {
+    fn rang(&self, data: u32) {
+        if data == RDMA_WORK {
+            self.work.clear();
+        } else if let Ok(group) = usize::try_from(data - RDMA_GROUPS)
+            && let Some(bell) = self.groups.get(group)
+        {
+            bell.clear();
+            self.device.rang(group);
+        }
+    }
+}

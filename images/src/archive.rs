@@ -80,6 +80,35 @@ impl Archive {
         listed.iter().map(|(name, _)| find(name)).collect()
     }
 
+    /// Names of the packages that every system has: those marked essential.
+    pub(crate) fn essential(&self) -> Result<Vec<String>> {
+        let all = command::text(self.apt("apt-cache").arg("dumpavail"))?;
+        let mut names: Vec<_> = all
+            .split("\n\n")
+            .filter(|stanza| stanza.contains("\nEssential: yes\n"))
+            .map(|stanza| Entry::parse(stanza).field("Package").to_owned())
+            .collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// An index of `packages` for a repository in which all of them lie side by side.
+    pub(crate) fn index_of(&self, packages: &[Package]) -> Result<String> {
+        let mut show = self.apt("apt-cache");
+        show.args(["show", "--no-all-versions"]);
+        show.args(packages.iter().map(|package| format!("{}={}", package.name, package.version)));
+        let text = command::text(&mut show)?;
+        let flat = |stanza: &str| {
+            let file = Entry::parse(stanza).package()?.file;
+            let kept = stanza.lines().filter(|line| !line.starts_with("Filename: "));
+            Ok(kept.collect::<Vec<_>>().join("\n") + "\nFilename: ./" + &file + "\n")
+        };
+        let stanzas: Result<Vec<_>> =
+            text.split("\n\n").filter(|stanza| !stanza.is_empty()).map(flat).collect();
+        Ok(stanzas?.join("\n"))
+    }
+
     /// Downloads packages into `dir`.
     pub(crate) fn download(&self, packages: &[&Package], dir: &Path) -> Result<()> {
         let wanted = packages.iter().map(|package| format!("{}={}", package.name, package.version));

@@ -63,8 +63,17 @@ const LOADED_MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_rng", "vmxnet3", "ib_uverbs", "rdma_ucm", "ib_umad", "vmw_pvrdma"];
 
 /// Modules that are there to be loaded.
-const BASE_MODULES: &[&str] =
-    &["configfs", "crc32c_generic", "crc32c_intel", "dummy", "ext4", "rdma_rxe", "veth", "virtio_net"];
+const BASE_MODULES: &[&str] = &[
+    "configfs",
+    "crc32c_generic",
+    "crc32c_intel",
+    "dummy",
+    "ext4",
+    "overlay",
+    "rdma_rxe",
+    "veth",
+    "virtio_net",
+];
 
 /// Storage and socket protocols over RDMA, and what they export or mount.
 const EXTRA_MODULES: &[&str] = &[

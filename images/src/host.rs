@@ -36,8 +36,11 @@ pub const BUILD: &[Tool] = &[
 pub const LAB: &[Tool] = &[tool("/usr/bin/qemu-system-x86_64", "qemu-system-x86")];
 
 /// What the root disk needs.
-pub const ROOT_DISK: &[Tool] =
-    &[tool("/usr/bin/mmdebstrap", "mmdebstrap"), tool("/sbin/mke2fs|/usr/sbin/mke2fs", "e2fsprogs")];
+pub const ROOT_DISK: &[Tool] = &[
+    tool("/usr/bin/fakeroot", "fakeroot"),
+    tool("/usr/bin/mmdebstrap", "mmdebstrap"),
+    tool("/sbin/mke2fs|/usr/sbin/mke2fs", "e2fsprogs"),
+];
 
 /// Makes sure that tools are installed: installs what is missing when root, and otherwise fails with the line that
 /// the user has to run.

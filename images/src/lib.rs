@@ -3,6 +3,7 @@
 //! * [`Cache::guest_kernel`]: Debian's stock kernel and modules, with the `vmw_pvrdma` driver that Debian leaves out built
 //!   unmodified from Debian's kernel source;
 //! * [`Cache::guest_initramfs`]: a small guest with the verbs tools, which boots in seconds;
+//! * [`Cache::root_disk`]: a full Debian system with any packages, as a raw disk;
 //! * [`Cache::lab_host`] and [`Cache::run_in_lab`]: on a machine without hardware virtualisation, a place that has it.
 //!
 //! Artefacts live in the build directory (see [`Cache::open`]) and are made again only when an input changes. Each has a
@@ -27,6 +28,7 @@ pub mod lab;
 mod modules;
 mod packages;
 mod programs;
+mod root_disk;
 
 pub use cache::{BUILD_VARIABLE, Cache};
 pub use error::{Error, Result};

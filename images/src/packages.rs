@@ -83,7 +83,7 @@ impl Cache {
         Ok(())
     }
 
-    fn packages_dir(&self) -> Result<PathBuf> {
+    pub(crate) fn packages_dir(&self) -> Result<PathBuf> {
         let dir = self.root().join("packages");
         fs::create_dir_all(&dir).named("create", &dir)?;
         Ok(dir)

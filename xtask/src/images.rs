@@ -23,15 +23,28 @@ pub(crate) struct Arguments {
 enum Command {
     /// Forget the chosen package versions, so that the archive's newest are taken.
     Update,
+    /// Make a full Debian system as a raw disk with any packages of the archive.
+    Rootfs {
+        /// A package to install beside rdma-core, perftest and the tools around them. May be repeated.
+        #[arg(long = "package", value_name = "NAME")]
+        packages: Vec<String>,
+    },
 }
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let cache = crate::cache()?;
-        if let Some(Command::Update) = self.command {
-            cache.forget_versions()?;
+        match self.command {
+            None => make_all(&cache, self.kernel)?,
+            Some(Command::Update) => {
+                cache.forget_versions()?;
+                make_all(&cache, self.kernel)?;
+            }
+            Some(Command::Rootfs { packages }) => {
+                let kernel = cache.guest_kernel(self.kernel)?;
+                println!("{}", cache.root_disk(&kernel, &packages)?.display());
+            }
         }
-        make_all(&cache, self.kernel)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,13 +1,17 @@
 //! Developer commands behind `./dev`.
 
+mod bench;
+mod cargo;
 mod images;
 mod lab;
 mod prepush;
+mod test;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use guest_tests::cli;
 
 /// Verbena's developer commands.
 ///
@@ -23,9 +27,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Boot two stock Debian guests and run RDMA programs between them.
+    Demo(cli::DemoArguments),
+    /// Run your own program in two stock guests, or open a shell in one.
+    Guests(Box<cli::GuestsArguments>),
+    Test(test::Arguments),
+    Bench(bench::Arguments),
     Images(images::Arguments),
     Lab(lab::Arguments),
     Prepush(prepush::Arguments),
+    /// Does a job inside the lab; the commands above start it there.
+    #[command(hide = true)]
+    Inside(cli::InsideArguments),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +53,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
+        Command::Demo(arguments) => Ok(cli::demo(arguments, &cache()?)?.into()),
+        Command::Guests(arguments) => Ok(cli::guests(*arguments, &cache()?)?.into()),
+        Command::Inside(arguments) => Ok(cli::inside(arguments)?.into()),
+        Command::Test(arguments) => arguments.run(),
+        Command::Bench(arguments) => arguments.run(),
         Command::Images(arguments) => arguments.run(),
         Command::Lab(arguments) => arguments.run(),
         Command::Prepush(arguments) => arguments.run(),

@@ -1,9 +1,11 @@
 //! `./dev prepush`: what must hold before code is handed over.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
+
+use crate::cargo::cargo;
 
 /// Check formatting, lints, licences, documentation and unit tests.
 #[derive(Args)]
@@ -22,7 +24,7 @@ impl Arguments {
         for (name, arguments) in CHECKS {
             check(name, arguments)?;
         }
-        if cargo(&["deny", "--version"]).output().is_ok_and(|output| output.status.success()) {
+        if cargo(["deny", "--version"]).output().is_ok_and(|output| output.status.success()) {
             check("dependencies", &["deny", "--workspace", "check"])?;
         } else {
             eprintln!("dependencies: not checked, `cargo install cargo-deny` to have them checked");
@@ -34,14 +36,8 @@ impl Arguments {
 
 fn check(name: &str, arguments: &[&str]) -> Result<()> {
     eprintln!("{name}: cargo {}", arguments.join(" "));
-    if !cargo(arguments).env("RUSTDOCFLAGS", "--deny warnings").status()?.success() {
+    if !cargo(arguments.iter()).env("RUSTDOCFLAGS", "--deny warnings").status()?.success() {
         bail!("The check of {name} failed; it was: cargo {}", arguments.join(" "));
     }
     Ok(())
-}
-
-fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments);
-    command
 }

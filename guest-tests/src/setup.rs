@@ -90,7 +90,7 @@ impl Setup {
         };
         let tools = PACKAGES.map(|(path, package)| images::host::Tool { path, package });
         images::host::require(cache, &tools)?;
-        let programs = Programs::build()?;
+        let programs = Programs::build(way == Way::Direct)?;
         let stock = Image::make(cache, KernelVersion::V6_1)?;
         let newer = with_newer.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;
         let results = cache.root().join("results");

@@ -12,7 +12,7 @@ use crate::rdma::{
 };
 
 /// How long one program may take.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// TCP port on which perftest and the ping-pong programs meet.
 const PORT: u16 = 18515;
 /// TCP port on which the verifier meets itself.
@@ -20,7 +20,7 @@ const VERIFIER_PORT: u16 = 18600;
 /// Message size of the bandwidth rows, in bytes.
 const SIZE: u32 = 65_536;
 /// Messages of a bandwidth row. Nested emulation moves some MB a second at worst.
-const MESSAGES: u32 = 200;
+const MESSAGES: u32 = 100;
 /// Messages of a verifier's row, each way.
 const VERIFIED: u32 = 60;
 /// Round trips of a ping-pong row.
@@ -112,7 +112,12 @@ fn perftest(bench: &Bench<'_>, program: &str) -> Result<String> {
     })?;
     let row = bandwidth(&output).with_context(|| format!("{program} printed\n{output}"))?;
     ensure!(row.iterations == u64::from(MESSAGES), "Only {} messages were moved", row.iterations);
-    Ok(format!("{:.2} MiB/s", row.average))
+    // perftest shows the bandwidth of eight-byte messages as zero.
+    Ok(if row.bytes <= 8 {
+        format!("{:.0} operations/s", row.rate)
+    } else {
+        format!("{:.2} MiB/s", row.average)
+    })
 }
 
 fn verify(bench: &Bench<'_>, operation: &str) -> Result<String> {

@@ -20,5 +20,5 @@ pub use error::GuestError;
 pub use guest::{Guest, Job};
 pub use overlay::Overlay;
 pub use process::end_all_on_signal;
-pub use set::{Disk, Guests, Options};
+pub use set::{Disk, Guests, Options, STOCK_WORDS};
 pub use task::{Echo, Output, Task};

@@ -22,6 +22,10 @@ use super::vm::{Files, command};
 /// How long a VMM may take to open its sockets.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Words of every guest's kernel command line. A verbose console costs an emulated guest tens of seconds, and so does
+/// the search for an AGP bridge that `pci=noearly` leaves out.
+pub const STOCK_WORDS: &str = "quiet pci=noearly";
+
 /// A raw disk of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
@@ -85,7 +89,7 @@ impl Default for Options {
             nics: 1,
             mtu: None,
             disks: Vec::new(),
-            command_line: "quiet".into(),
+            command_line: STOCK_WORDS.into(),
             extra_arguments: Vec::new(),
             may_reboot: false,
             capture: false,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::address::{environment, fill_in};
-use crate::guests::{Disk, Echo, Guest, GuestError, Guests, Job, Options, Output, Task};
+use crate::guests::{Disk, Echo, Guest, GuestError, Guests, Job, Options, Output, STOCK_WORDS, Task};
 use crate::rdma::{Listening, RdmaDevice};
 use crate::setup::Setup;
 
@@ -76,7 +76,7 @@ impl Machine {
         }
         options.disks =
             self.disks.iter().map(|(guest, path)| Disk { path: path.clone(), guest: *guest }).collect();
-        options.command_line = format!("quiet {}", self.command_line).trim_end().into();
+        options.command_line = format!("{STOCK_WORDS} {}", self.command_line).trim_end().into();
         options.memory_mib = self.memory_mib;
         options.cpus = self.cpus;
         options.capture = true;

@@ -47,7 +47,7 @@ fn start(lab: &LabHost, job: &Job, options: &LabOptions) -> Result<Child> {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "qemu-system-x86_64"]);
     command.args(machine(options));
-    command.arg("-kernel").arg(&lab.kernel.vmlinuz).arg("-initrd").arg(&lab.initramfs);
+    command.arg("-kernel").arg(&lab.kernel.vmlinux).arg("-initrd").arg(&lab.initramfs);
     command.args(["-append", "console=ttyS0 quiet panic=-1"]);
     command.arg("-serial").arg(format!("file:{}", escaped(&job.kernel_log())));
     command.args(terminal(options));

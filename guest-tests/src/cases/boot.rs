@@ -98,7 +98,7 @@ fn pingpong_to_itself(stand: &mut Stand<'_>) -> Result<()> {
 
 fn power_off(stand: &mut Stand<'_>) -> Result<()> {
     for guest in stand.guests.all_mut() {
-        let status = guest.power_off(Duration::from_secs(60)).context("The VMM did not end")?;
+        let status = guest.power_off(Duration::from_secs(180)).context("The VMM did not end")?;
         ensure!(status.code() == Some(0), "The VMM of guest {} ended with {status}", guest.name());
     }
     Ok(())

@@ -66,7 +66,7 @@ fn writes_arrive(stand: &mut Stand<'_>) -> Result<()> {
     let again = stand.a().must("echo 3 > /proc/sys/vm/drop_caches; sha256sum < /dev/vda")?;
     ensure!(again == written, "The disk reads as {again}, not as {written}");
     let status =
-        stand.guests.all_mut()[0].power_off(Duration::from_secs(60)).context("The VMM did not end")?;
+        stand.guests.all_mut()[0].power_off(Duration::from_secs(180)).context("The VMM did not end")?;
     ensure!(status.code() == Some(0), "The VMM ended with {status}");
     let path = stand.scratch.join("writable.img");
     ensure!(fs::metadata(&path)?.len() == (SIZE_MIB as u64) << 20, "The disk has changed its size");

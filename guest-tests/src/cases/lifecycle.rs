@@ -9,7 +9,7 @@ use crate::rdma::{Listening, Pair};
 use crate::suite::{Case, Outcome, Stand};
 
 /// How long a guest may take to restart.
-const REBOOT_TIMEOUT: Duration = Duration::from_secs(180);
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Runs long enough to be interrupted, in seconds.
 const LOAD: &str = "-D 60 -F -u 18";
 

@@ -9,7 +9,7 @@ use crate::rdma::{Listening, Pair, RdmaDevice};
 use crate::suite::{Case, Stand};
 
 /// How long one program may take.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// TCP port on which perftest and the ping-pong programs meet.
 const PORT: u16 = 18515;
 

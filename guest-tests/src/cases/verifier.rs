@@ -9,7 +9,7 @@ use crate::rdma::{Listening, Pair, verifier};
 use crate::suite::{Case, Stand};
 
 /// How long one run may take.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Operation, message size in bytes, messages each way, largest path MTU.
 const RUNS: &[(&str, u32, u32, u32)] = &[

@@ -12,7 +12,7 @@ use crate::rdma::{
 };
 
 /// How long one program may take.
-const TIMEOUT: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(480);
 /// TCP port on which perftest and the ping-pong programs meet.
 const PORT: u16 = 18515;
 /// TCP port on which the verifier meets itself.

@@ -93,7 +93,7 @@ impl Default for Options {
             extra_arguments: Vec::new(),
             may_reboot: false,
             capture: false,
-            boot_timeout: Duration::from_secs(180),
+            boot_timeout: Duration::from_secs(600),
             results: std::env::temp_dir(),
         }
     }

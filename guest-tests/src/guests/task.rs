@@ -30,7 +30,7 @@ pub struct Task {
 
 impl Task {
     /// How long a command may take when nobody says otherwise. Nested emulation makes seconds out of milliseconds.
-    pub const TIMEOUT: Duration = Duration::from_secs(120);
+    pub const TIMEOUT: Duration = Duration::from_secs(300);
 
     /// A program and its arguments, without a shell.
     pub fn program<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {

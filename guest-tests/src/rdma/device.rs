@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::guests::{Guest, GuestError};
 
 /// How long GIDs may take to appear after a link came up.
-const GIDS_TIMEOUT: Duration = Duration::from_secs(30);
+const GIDS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Prints every non-empty row of every GID table as PATH:GID.
 const LIST_GIDS: &str = "cd /sys/class/infiniband && grep -Hv '^0000:0000:0000:0000:0000:0000:0000:0000$' \
                          */ports/1/gids/* 2>/dev/null; true";

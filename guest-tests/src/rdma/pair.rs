@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::guests::{Guest, GuestError, Output, Task};
 
 /// How long a server may take to listen.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(60);
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long a server may take to end after its client has.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(120);
 
 /// How it shows that a server may be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

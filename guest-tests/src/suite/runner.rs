@@ -13,7 +13,7 @@ use crate::setup::Setup;
 /// Boots that a stage gets beside its first.
 const REBOOTS: u32 = 2;
 /// How long a guest may take to show that it is alive.
-const ALIVE_TIMEOUT: Duration = Duration::from_secs(30);
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Counts of what came of cases.
 #[derive(Debug, Default)]

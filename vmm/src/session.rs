@@ -5,6 +5,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -28,6 +29,7 @@ const KVM_API_VERSION: i32 = 12;
 pub fn run(config: &VmConfig) -> Result<Exit> {
     let kvm = open_kvm()?;
     install_kick_handler()?;
+    allow_descriptors();
     let (sender, receiver) = channel();
     let events = Events::new(sender);
     watch_signals(events.clone())?;
@@ -49,6 +51,7 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
             Event::Failed(cause) => return Err(Error::Failure(cause)),
             Event::Signal(_) => return Ok(Exit::Signalled),
         }
+        host.consoles.disconnect();
         drop(running);
         // What the old machine still reported on its way out is not about the new one.
         receiver.try_iter().for_each(drop);
@@ -80,6 +83,15 @@ fn watch(running: &RunningMachine, events: &Receiver<Event>) -> Event {
                 return Event::Failed("Nobody is left to report events".to_owned());
             }
         }
+    }
+}
+
+/// Each interrupt vector and doorbell group takes a descriptor, and the usual soft limit is for programs with few.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::info!(%error, "Failed to raise the limit of open files");
     }
 }
 

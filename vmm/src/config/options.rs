@@ -55,8 +55,9 @@ pub struct RunOptions {
 
     /// Serial port: num=1|2,type=stdio|file|socket|null,path=PATH [default: COM1 on stdio, COM2 null]
     ///
-    /// A file takes the port's output. A socket is a UNIX stream socket that verbena listens on; one client at a time,
-    /// which may leave and come back. On a terminal, Ctrl-A x ends the machine and Ctrl-A h lists the keys.
+    /// A file takes the port's output. A socket is a UNIX stream socket that verbena listens on; clients may leave and
+    /// come back, and a new one takes the place of the one before. On a terminal, Ctrl-A x ends the machine and Ctrl-A h
+    /// lists the keys.
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = SerialConfig::parse)]
     pub serial: Vec<SerialConfig>,
 

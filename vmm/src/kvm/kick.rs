@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+use super::VmWithRam;
 use crate::error::{Error, Result};
 
 extern "C" fn do_nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
@@ -57,20 +58,22 @@ impl Kicker {
 
 /// A vCPU bound to the thread that runs it, reachable by its [`Kicker`].
 pub struct RunningVcpu {
+    // Dropped before `_vm`: the memory stays mapped for as long as the guest may be entered.
     vcpu: VcpuFd,
+    _vm: Arc<VmWithRam>,
     kicker: Arc<Kicker>,
     // Not `Send`: the kicker signals the thread that called `new`.
     bound: PhantomData<*const ()>,
 }
 
 impl RunningVcpu {
-    /// Binds `vcpu` to the calling thread.
-    pub fn new(mut vcpu: VcpuFd, kicker: Arc<Kicker>) -> Self {
+    /// Binds `vcpu`, a CPU of `vm`, to the calling thread.
+    pub fn new(mut vcpu: VcpuFd, vm: Arc<VmWithRam>, kicker: Arc<Kicker>) -> Self {
         let byte = NonNull::from(&mut vcpu.get_kvm_run().immediate_exit).cast::<AtomicU8>();
         // SAFETY: takes no argument and cannot fail.
         let thread = unsafe { libc::pthread_self() };
         kicker.set(Some(Target { immediate_exit: byte, thread }));
-        Self { vcpu, kicker, bound: PhantomData }
+        Self { vcpu, _vm: vm, kicker, bound: PhantomData }
     }
 
     /// Enters the guest until it needs something or is kicked.

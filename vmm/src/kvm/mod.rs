@@ -45,8 +45,8 @@ impl VmWithRam {
             };
             // SAFETY: the address range is a live mapping of `region.len()` bytes. It outlives the slot: the mapping is
             // owned by `ram`, which is dropped after `vm`, and closing the last descriptor of the virtual machine ends
-            // the slot. vCPU descriptors keep the virtual machine alive in the kernel, but they are only run by
-            // threads that hold this structure.
+            // the slot. vCPU descriptors keep the virtual machine alive in the kernel, but `RunningVcpu`, which alone
+            // enters the guest, holds this structure.
             unsafe { vm.set_user_memory_region(slot) }.map_err(|e| Error::kvm("map guest memory", e))?;
         }
         Ok(Self { vm, ram })

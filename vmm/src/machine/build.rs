@@ -19,7 +19,7 @@ use super::layout::{
 use super::power::{KeyboardReset, Pm1Control, Pm1Event, PowerManagement, ResetControl, SciLine};
 use super::slots::SlotBuilder;
 use super::vcpu::{VcpuContext, VcpuThread};
-use super::{RunningMachine, acpi, boot, memory, registers};
+use super::{RunningMachine, acpi, bare, boot, memory, registers};
 use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
 use crate::io::IoThread;
@@ -94,8 +94,10 @@ impl Machine {
         let rsdp = acpi::write(vm.ram(), config.cpus, &windows)?;
         start_at(&vm, &vcpus, &config.boot, rsdp)?;
 
+        let bare = matches!(config.boot, BootConfig::Bare { .. }).then_some(bare::BarePorts);
         let context = VcpuContext {
             vm,
+            bare,
             bus: Arc::new(bus),
             events: events.clone(),
             stop: Arc::new(AtomicBool::new(false)),
@@ -123,7 +125,7 @@ impl Machine {
 }
 
 /// A virtual machine with the interrupt controllers and the timer in the kernel.
-fn create_vm(kvm: &Kvm) -> Result<VmFd> {
+pub(super) fn create_vm(kvm: &Kvm) -> Result<VmFd> {
     let vm = kvm.create_vm().map_err(|e| Error::kvm("create a virtual machine", e))?;
     vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(|e| Error::kvm("set the identity map", e))?;
     vm.set_tss_address(KVM_TSS).map_err(|e| Error::kvm("set the task state segment", e))?;
@@ -170,6 +172,6 @@ fn start_at(vm: &VmWithRam, vcpus: &[VcpuFd], boot: &BootConfig, rsdp: u64) -> R
             registers::write_boot_tables(vm.ram())?;
             registers::enter_linux(boot_cpu, entry)
         }
-        BootConfig::Bare { .. } => Err(Error::Usage("--bare is not available in this build".to_owned())),
+        BootConfig::Bare { program, cmdline } => bare::start(vm.ram(), vcpus, program, cmdline),
     }
 }

@@ -116,3 +116,64 @@ impl Drop for KvmDoorbells {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::EventBell;
+    use crate::machine::testing::asm::Asm;
+    use crate::machine::testing::{Step, TinyGuest};
+
+    const OLD: u64 = 0xc000_0000;
+    const NEW: u64 = 0xc010_0000;
+
+    fn bell() -> Arc<EventBell> {
+        Arc::new(EventBell::new().unwrap())
+    }
+
+    #[test]
+    fn matching_writes_ring_and_others_reach_the_device_wherever_the_bar_is() {
+        let code = Asm::new()
+            .store32(OLD + 8, 5)
+            .store32(OLD + 8, 6)
+            .store32(OLD + 12, 7)
+            .store32(OLD + 8, 5)
+            .store32(NEW + 8, 5)
+            .exit(0)
+            .code();
+        let Some(mut guest) = TinyGuest::new(&code) else { return };
+        let doorbells = KvmDoorbells::new(Arc::clone(&guest.vm));
+        let (five, any) = (bell(), bell());
+        let on = |offset, value| Doorbell { bar: 1, offset, value };
+        doorbells.register(on(8, Some(5)), five.clone()).unwrap();
+        doorbells.bar_moved(1, Some(OLD));
+        doorbells.register(on(12, None), any.clone()).unwrap();
+        assert_eq!(doorbells.register(on(12, None), any.clone()), Err(DoorbellError::Exists));
+
+        assert_eq!(guest.step(), Step::Store(OLD + 8, vec![6, 0, 0, 0]), "another value is not the doorbell");
+        assert!(five.clear());
+        doorbells.bar_moved(1, Some(NEW));
+        assert_eq!(guest.step(), Step::Store(OLD + 12, vec![7, 0, 0, 0]), "nothing is left at the old place");
+        assert_eq!(guest.step(), Step::Store(OLD + 8, vec![5, 0, 0, 0]));
+        assert!(!five.clear());
+        assert_eq!(guest.step(), Step::Exit(0));
+        assert!(five.clear() && !any.clear());
+    }
+
+    #[test]
+    fn unregistered_and_dropped_doorbells_are_gone() {
+        let code = Asm::new().store32(OLD, 1).store32(OLD + 4, 1).exit(0).code();
+        let Some(mut guest) = TinyGuest::new(&code) else { return };
+        let bell = bell();
+        let first = Doorbell { bar: 0, offset: 0, value: Some(1) };
+        let doorbells = KvmDoorbells::new(Arc::clone(&guest.vm));
+        doorbells.bar_moved(0, Some(OLD));
+        doorbells.register(first, bell.clone()).unwrap();
+        doorbells.register(Doorbell { offset: 4, ..first }, bell.clone()).unwrap();
+        doorbells.unregister(first);
+        assert_eq!(guest.step(), Step::Store(OLD, vec![1, 0, 0, 0]));
+        drop(doorbells);
+        assert_eq!(guest.step(), Step::Store(OLD + 4, vec![1, 0, 0, 0]));
+        assert!(!bell.clear());
+    }
+}

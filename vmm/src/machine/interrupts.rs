@@ -196,3 +196,47 @@ fn set_routes(vm: &VmWithRam, table: &[kvm_irq_routing_entry]) -> Result<()> {
         .map_err(|e| Error::Failure(format!("Failed to lay out the interrupt routes: {e:?}")))?;
     vm.fd().set_gsi_routing(&routing).map_err(|e| Error::kvm("set interrupt routes", e))
 }
+
+#[cfg(test)]
+mod tests {
+    use bare_abi::{APIC_EOI, MSI_ADDRESS, PORT_HALT};
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::machine::bare::test_handler;
+    use crate::machine::testing::asm::Asm;
+    use crate::machine::testing::{Step, TinyGuest};
+
+    /// Where handlers are put.
+    const HANDLERS: u64 = 0x20_0000;
+    const PORT: u16 = 0x80;
+
+    fn handler(guest: &TinyGuest, vector: u8, mark: u8) {
+        let address = HANDLERS + u64::from(vector) * 256;
+        let code = Asm::new().out8(PORT, mark).store32(APIC_EOI, 0).interrupt_return().code();
+        guest.vm.ram().write_slice(&code, GuestAddress(address)).unwrap();
+        test_handler(guest.vm.ram(), vector, address);
+    }
+
+    #[test]
+    fn a_fired_vector_wakes_the_cpu_with_the_message_set_last() {
+        let code = Asm::new().out8(PORT_HALT, 0).out8(PORT_HALT, 0).exit(0).code();
+        let Some(mut guest) = TinyGuest::new(&code) else { return };
+        handler(&guest, 0x40, b'a');
+        handler(&guest, 0x41, b'b');
+        let messages = guest.interrupts.messages(2);
+        let message = |data| MsiMessage { address: MSI_ADDRESS, data };
+        messages.fire(1);
+        messages.set(1, message(0x40));
+        assert_eq!(guest.step(), Step::Halt, "firing without a message does nothing");
+        messages.fire(1);
+        assert_eq!(guest.step(), Step::Out(PORT, vec![b'a']));
+        messages.set(1, message(0x41));
+        messages.set(9, message(0x40));
+        assert_eq!(guest.step(), Step::Halt);
+        messages.fire(9);
+        messages.fire(1);
+        assert_eq!(guest.step(), Step::Out(PORT, vec![b'b']));
+        assert_eq!(guest.step(), Step::Exit(0));
+    }
+}

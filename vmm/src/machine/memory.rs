@@ -7,9 +7,9 @@ use device_model::ram::Ram;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::bitmap::{AtomicBitmap, NewBitmap};
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
+use vm_memory::{Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 
-use super::layout::ram_ranges;
+use super::layout::{RAM_HOLE, ram_ranges};
 use crate::config::MemoryConfig;
 use crate::error::{Error, Result};
 
@@ -74,6 +74,16 @@ fn check_host_has(size: u64) -> Result<()> {
     )))
 }
 
+/// End of RAM below the 4 GiB hole.
+pub(super) fn low_ram_end(ram: &Ram) -> u64 {
+    ram.iter().map(end_of).filter(|end| *end <= RAM_HOLE).max().unwrap_or(0)
+}
+
+/// First address behind `region`.
+pub(super) fn end_of(region: &impl GuestMemoryRegion) -> u64 {
+    region.start_addr().raw_value() + region.len()
+}
+
 fn too_much(config: &MemoryConfig, cause: &dyn std::fmt::Display) -> Error {
     let remedy = if config.hugepages {
         "raise /proc/sys/vm/nr_hugepages or leave out hugepages=on"
@@ -86,7 +96,7 @@ fn too_much(config: &MemoryConfig, cause: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use rustix::fs::fcntl_get_seals;
-    use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
+    use vm_memory::Bytes;
 
     use super::*;
     use crate::config::values::ByteSize;

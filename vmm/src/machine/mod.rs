@@ -4,6 +4,7 @@
 //! one can be left over. What outlives it (consoles, network ports) is in [`HostSide`].
 
 mod acpi;
+mod bare;
 mod boot;
 mod build;
 mod bus;
@@ -17,6 +18,8 @@ mod memory;
 mod power;
 mod registers;
 mod slots;
+#[cfg(test)]
+mod testing;
 mod vcpu;
 
 use std::sync::Arc;

@@ -77,24 +77,35 @@ impl Descriptor {
 ///
 /// When RAM does not reach that far.
 pub fn write_boot_tables(ram: &Ram) -> Result<()> {
-    let put = |value: u64, address: u64| {
-        ram.write_obj(value.to_le(), GuestAddress(address))
-            .map_err(|e| Error::Failure(format!("Failed to write boot tables: {e}")))
-    };
     for descriptor in [CODE, DATA, TASK] {
-        put(descriptor.encode(), GDT + u64::from(descriptor.selector))?;
+        put(ram, descriptor.encode(), GDT + u64::from(descriptor.selector))?;
     }
-    put(0, IDT)?;
+    put(ram, 0, IDT)?;
+    write_identity_map(ram, 0)
+}
+
+/// Writes page tables that map the first 4 GiB one to one, with `rights` beside present and writable in every entry.
+///
+/// # Errors
+///
+/// When RAM does not reach that far.
+pub(super) fn write_identity_map(ram: &Ram, rights: u64) -> Result<()> {
+    let rights = PRESENT_WRITABLE | rights;
     let pdpt = PAGE_TABLES + PAGE;
     let directories = pdpt + PAGE;
-    put(pdpt | PRESENT_WRITABLE, PAGE_TABLES)?;
+    put(ram, pdpt | rights, PAGE_TABLES)?;
     for index in 0..DIRECTORIES {
-        put((directories + index * PAGE) | PRESENT_WRITABLE, pdpt + index * 8)?;
+        put(ram, (directories + index * PAGE) | rights, pdpt + index * 8)?;
     }
     for index in 0..DIRECTORIES * 512 {
-        put((index * LARGE_PAGE) | PRESENT_WRITABLE | LARGE, directories + index * 8)?;
+        put(ram, (index * LARGE_PAGE) | rights | LARGE, directories + index * 8)?;
     }
     Ok(())
+}
+
+fn put(ram: &Ram, value: u64, address: u64) -> Result<()> {
+    ram.write_obj(value.to_le(), GuestAddress(address))
+        .map_err(|e| Error::Failure(format!("Failed to write boot tables: {e}")))
 }
 
 /// Puts the boot CPU at `entry` in 64-bit mode with the boot parameters' address in RSI.

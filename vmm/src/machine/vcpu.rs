@@ -6,6 +6,7 @@ use std::thread::{Builder, JoinHandle};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use super::bare::{BarePorts, Request, enable_interrupts, halt};
 use super::bus::Bus;
 use super::event::{Event, Events};
 use crate::error::{Error, Result};
@@ -14,9 +15,10 @@ use crate::kvm::{Kicker, RunningVcpu, VmWithRam};
 /// What a vCPU thread works with.
 #[derive(Clone)]
 pub(super) struct VcpuContext {
-    /// Keeps the memory mapped for as long as the vCPU may enter the guest.
     pub(super) vm: Arc<VmWithRam>,
     pub(super) bus: Arc<Bus>,
+    /// Ports of a bare-metal guest.
+    pub(super) bare: Option<BarePorts>,
     pub(super) events: Events,
     pub(super) stop: Arc<AtomicBool>,
 }
@@ -37,7 +39,7 @@ impl VcpuThread {
             .spawn(move || {
                 // A panic must end the run, not leave it without a CPU.
                 let guard = FailOnPanic { index, events: context.events.clone() };
-                let mut vcpu = RunningVcpu::new(vcpu, own_kicker);
+                let mut vcpu = RunningVcpu::new(vcpu, Arc::clone(&context.vm), own_kicker);
                 if let Some(event) = run(&mut vcpu, &context) {
                     report(index, event, &context);
                 }
@@ -80,10 +82,17 @@ fn report(index: u8, event: Event, context: &VcpuContext) {
 
 /// Runs the guest until the stop flag is set (`None`) or it can go no further.
 fn run(vcpu: &mut RunningVcpu, context: &VcpuContext) -> Option<Event> {
-    let VcpuContext { bus, stop, vm: _vm, .. } = context;
+    let VcpuContext { bus, bare, stop, .. } = context;
     while !stop.load(Ordering::Acquire) {
         match vcpu.run() {
-            Ok(VcpuExit::IoOut(port, data)) => bus.port_write(port, data),
+            Ok(VcpuExit::IoOut(port, data)) => match bare.and_then(|bare| bare.parse(port, data)) {
+                None => bus.port_write(port, data),
+                Some(request) => {
+                    if let Some(event) = serve(vcpu.fd(), request) {
+                        return Some(event);
+                    }
+                }
+            },
             Ok(VcpuExit::IoIn(port, data)) => bus.port_read(port, data),
             Ok(VcpuExit::MmioWrite(address, data)) => bus.memory_write(address, data),
             Ok(VcpuExit::MmioRead(address, data)) => bus.memory_read(address, data),
@@ -97,6 +106,26 @@ fn run(vcpu: &mut RunningVcpu, context: &VcpuContext) -> Option<Event> {
         }
     }
     None
+}
+
+/// Does what a bare-metal guest asks for; an event when that is its end.
+fn serve(vcpu: &VcpuFd, request: Request) -> Option<Event> {
+    let done = match request {
+        Request::Halt => halt(vcpu),
+        Request::Sleep(duration) => {
+            if duration.is_zero() {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(duration);
+            }
+            enable_interrupts(vcpu)
+        }
+        Request::Exit(0) => return Some(Event::PowerOff),
+        Request::Exit(status) => {
+            return Some(Event::Crashed(format!("the bare-metal guest failed with status {status}")));
+        }
+    };
+    done.err().map(|error| Event::Failed(format!("Failed to let a CPU rest: {error}")))
 }
 
 /// Exits the guest cannot continue from, without the borrow of the vCPU.

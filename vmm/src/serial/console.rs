@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -75,6 +76,13 @@ impl Consoles {
         &self.ports[index]
     }
 
+    /// Takes the ports from a machine that ends: input waits for the next one.
+    pub fn disconnect(&self) {
+        for port in &self.ports {
+            *port.uart.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
     /// Lets vCPUs that wait for a slow reader go; what they write from now on is lost.
     pub fn close(&self) {
         for output in self.ports.iter().filter_map(|port| port.output.as_ref()) {
@@ -124,6 +132,7 @@ fn open_port(
         input_ended: false,
         blocked: false,
         watched: Vec::new(),
+        retired: Vec::new(),
     }));
     Ok(Console { output: Some(output), drained, uart })
 }
@@ -159,6 +168,8 @@ struct Worker {
     blocked: bool,
     /// Stream descriptors in the event loop, and what is waited for.
     watched: Vec<(RawFd, EventSet)>,
+    /// Clients that have gone; closed when the event loop has forgotten them, since descriptor numbers are used again.
+    retired: Vec<UnixStream>,
 }
 
 impl MutEventSubscriber for Worker {
@@ -179,7 +190,8 @@ impl MutEventSubscriber for Worker {
     }
 
     fn process(&mut self, event: IoEvents, ops: &mut EventOps) {
-        match Source::ALL.into_iter().find(|source| *source as u32 == event.data()) {
+        let source = Source::ALL.into_iter().find(|source| *source as u32 == event.data());
+        match source {
             Some(Source::Pushed) => {
                 self.pushed.clear();
                 self.write_out();
@@ -193,6 +205,8 @@ impl MutEventSubscriber for Worker {
                 self.feed();
             }
             Some(Source::Listener) => self.accept(),
+            // An event of a client that has been replaced meanwhile is nobody's.
+            Some(Source::Stream) if !self.is_watched(event.fd()) => {}
             Some(Source::Stream) => self.stream_ready(event.event_set()),
             None => {}
         }
@@ -232,6 +246,7 @@ impl Worker {
             }
             wanted.iter().filter(|(other, _)| *other == fd).for_each(|entry| self.watched.push(*entry));
         }
+        self.retired.clear();
         let known: Vec<RawFd> = self.watched.iter().map(|(fd, _)| *fd).collect();
         for (fd, set) in wanted.into_iter().filter(|(fd, _)| !known.contains(fd)) {
             match ops.add(stream(fd, set)) {
@@ -240,6 +255,10 @@ impl Worker {
                 Err(_) => self.read_unwatchable(),
             }
         }
+    }
+
+    fn is_watched(&self, fd: RawFd) -> bool {
+        self.watched.iter().any(|(watched, _)| *watched == fd)
     }
 
     fn stream_ready(&mut self, set: EventSet) {
@@ -253,12 +272,12 @@ impl Worker {
         }
     }
 
+    /// Takes a new client in place of the one before.
     fn accept(&mut self) {
         let Endpoint::Socket(socket) = &mut self.endpoint else { return };
-        // One client at a time: the next one waits in the socket's backlog, and takes over when it is accepted after
-        // the present one has gone. A client that connects while another is there replaces it.
         match socket.accept() {
-            Ok(true) => {
+            Ok(Some(former)) => {
+                self.retired.extend(former);
                 self.input_ended = false;
                 let dropped = self.output.set_reader(true);
                 if dropped > 0 {
@@ -266,7 +285,7 @@ impl Worker {
                 }
                 self.write_out();
             }
-            Ok(false) => {}
+            Ok(None) => {}
             Err(error) => tracing::warn!(%error, "Failed to accept a serial client"),
         }
     }
@@ -275,7 +294,7 @@ impl Worker {
         self.input_ended = true;
         self.blocked = false;
         if let Endpoint::Socket(socket) = &mut self.endpoint {
-            socket.client = None;
+            self.retired.extend(socket.client.take());
             self.output.set_reader(false);
         }
     }

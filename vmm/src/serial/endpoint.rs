@@ -118,15 +118,14 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, client: None })
     }
 
-    /// Takes the next client, if one waits.
-    pub(super) fn accept(&mut self) -> io::Result<bool> {
+    /// Takes the next client, if one waits, and returns the one it replaces.
+    pub(super) fn accept(&mut self) -> io::Result<Option<Option<UnixStream>>> {
         match self.listener.accept() {
             Ok((client, _)) => {
                 client.set_nonblocking(true)?;
-                self.client = Some(client);
-                Ok(true)
+                Ok(Some(self.client.replace(client)))
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
     }

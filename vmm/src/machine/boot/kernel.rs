@@ -9,9 +9,10 @@ use linux_loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use vm_memory::GuestAddress;
 
-use super::{KERNEL, Kernel, fits, image_error, low_ram_end, open};
+use super::{KERNEL, Kernel, fits, image_error, open};
 use crate::error::{Error, Result};
 use crate::machine::layout::HIGH_RAM;
+use crate::machine::memory::low_ram_end;
 
 /// Boot sector signature and "HdrS", which together mark a bzImage.
 const BOOT_FLAG: u16 = 0xaa55;

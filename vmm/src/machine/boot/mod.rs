@@ -7,9 +7,10 @@ use std::fs::File;
 use std::path::Path;
 
 use device_model::ram::Ram;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{Bytes, GuestAddress};
 
-use super::layout::{CMDLINE, HIGH_RAM, LOW_RAM_END, RAM_HOLE};
+use super::layout::{CMDLINE, HIGH_RAM, LOW_RAM_END};
+use super::memory::low_ram_end;
 use crate::error::{Error, Result};
 
 /// Role names in messages.
@@ -66,16 +67,6 @@ fn open(role: &'static str, path: &Path) -> Result<File> {
         return Err(image_error(role, path, "it is a directory"));
     }
     Ok(file)
-}
-
-/// End of RAM below the hole.
-fn low_ram_end(ram: &Ram) -> u64 {
-    ram.iter().map(end_of).filter(|end| *end <= RAM_HOLE).max().unwrap_or(0)
-}
-
-fn end_of(region: &impl vm_memory::GuestMemoryRegion) -> u64 {
-    use vm_memory::Address;
-    region.start_addr().raw_value() + region.len()
 }
 
 /// Puts the initramfs as high below 4 GiB as the kernel allows.

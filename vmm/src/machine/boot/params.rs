@@ -4,11 +4,12 @@ use device_model::ram::Ram;
 use linux_loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::{Kernel, Placed, end_of, low_ram_end};
+use super::{Kernel, Placed};
 use crate::error::{Error, Result};
 use crate::machine::layout::{
     ACPI_TABLES, BOOT_PARAMS, CMDLINE, ECAM, HIGH_RAM, LOW_RAM_END, RAM_ABOVE_HOLE,
 };
+use crate::machine::memory::{end_of, low_ram_end};
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;

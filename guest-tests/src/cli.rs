@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::own::{Commands, Machine};
 use crate::setup::{Setup, Way};
-use crate::{demo, guests, own, suite};
+use crate::{bare, demo, guests, own, suite};
 
 /// Memory of the lab host beside what its guests take, in MiB. Half of it holds what runs write.
 const LAB_MEMORY_MIB: u32 = 4096;
@@ -134,7 +134,7 @@ fn parse_disk(text: &str) -> Result<(Option<char>, PathBuf), String> {
 /// Arguments of the test suite.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SuiteArguments {
-    /// Run only cases whose name contains this
+    /// Run only cases whose name contains this; the bare guest is left out then
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 }
@@ -196,7 +196,7 @@ struct Job {
 ///
 /// When something cannot be made or the guests do not come up.
 pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
-    start(cache, Work::Demo, false)
+    carry_out(cache, Setup::make(cache, false)?, Work::Demo)
 }
 
 /// Runs the user's commands in guests, or a shell, and gives the exit status.
@@ -207,7 +207,7 @@ pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
 pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
     if let Some(ShellCommand::Shell { guest, machine }) = arguments.shell {
         let (machine, copy) = machine.machine()?;
-        return start(cache, Work::Shell { guest, machine, copy }, false);
+        return carry_out(cache, Setup::make(cache, false)?, Work::Shell { guest, machine, copy });
     }
     let (machine, copy) = arguments.machine.machine()?;
     let Some(a) = arguments.a else { bail!("Guest a needs a command: --a COMMAND") };
@@ -219,7 +219,7 @@ pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
         grace: Duration::from_secs(arguments.grace),
         machine,
     };
-    start(cache, Work::Run(commands), false)
+    carry_out(cache, Setup::make(cache, false)?, Work::Run(commands))
 }
 
 /// Runs the tests that boot guests and gives the exit status.
@@ -228,7 +228,13 @@ pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
 ///
 /// When something cannot be made.
 pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
-    start(cache, Work::Suite { only: arguments.only }, true)
+    let setup = Setup::make(cache, true)?;
+    let bare = match arguments.only {
+        Some(_) => true,
+        None => bare::run(&setup.programs)?,
+    };
+    let status = carry_out(cache, setup, Work::Suite { only: arguments.only })?;
+    Ok(if bare { status } else { status.max(1) })
 }
 
 /// Does a job inside the lab and gives the exit status.
@@ -244,9 +250,8 @@ pub fn inside(arguments: InsideArguments) -> Result<u8> {
     job.work.do_it(&job.setup)
 }
 
-/// Makes what the work needs and does it, here or in the lab.
-fn start(cache: &Cache, work: Work, with_newer: bool) -> Result<u8> {
-    let setup = Setup::make(cache, with_newer)?;
+/// Does the work, here or in the lab.
+fn carry_out(cache: &Cache, setup: Setup, work: Work) -> Result<u8> {
     if setup.way == Way::Direct {
         guests::end_all_on_signal()?;
         return work.do_it(&setup);

@@ -3,6 +3,7 @@
 //! * [`guests`] starts stock guests under `verbena` and runs commands in them.
 //! * [`rdma`] knows the programs that use RDMA devices there and reads what they print.
 //! * [`demo`], [`own`] and [`suite`] are what people run: the demonstration, their own program, the tests.
+//! * [`bare`] runs the device cases in a guest without an operating system.
 //! * [`cli`] is their command line; it takes a run into the lab where there is no hardware virtualisation.
 //!
 //! Everything here trusts its guests as far as one test run goes: they are ours. It does not decide how guests are
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bare;
 pub mod capture;
 mod cases;
 pub mod cli;

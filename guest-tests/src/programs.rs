@@ -1,6 +1,5 @@
 //! The programs of this workspace that a run needs, built with cargo.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,6 +28,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The verifier, linked to the guest's own rdma-core.
     pub verifier: PathBuf,
+    /// The guest without an operating system.
+    pub bare: PathBuf,
 }
 
 impl Programs {
@@ -43,30 +44,59 @@ impl Programs {
         let (profile, profile_directory) = if fast { ("release", "release") } else { ("dev", "debug") };
         cargo(["build", "--package", "vmm", "--bin", "verbena", "--profile", profile], [])?;
         cargo(["build", "--package", "guest_verify", "--features", "verbs"], [])?;
-        let agent_target = target.join("guest");
-        cargo(
-            [
-                "build".as_ref(),
-                "--package".as_ref(),
-                "guest_agent".as_ref(),
-                "--release".as_ref(),
-                "--target".as_ref(),
-                TARGET.as_ref(),
-                "--target-dir".as_ref(),
-                agent_target.as_os_str(),
-            ],
-            [
-                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static"),
-                ("CARGO_PROFILE_RELEASE_STRIP", "true"),
-                ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
-            ],
-        )?;
         Ok(Self {
             verbena: target.join(profile_directory).join("verbena"),
-            agent: agent_target.join(TARGET).join("release/verbena-agent"),
+            agent: freestanding(&target, "guest_agent", "verbena-agent", &STATIC)?,
             verifier: target.join("debug/verbena-verify"),
+            bare: freestanding(&target, "guest_bare", "verbena-bare", &BARE)?,
         })
     }
+}
+
+/// How a program is built that brings everything it needs.
+struct Freestanding {
+    /// Directory below the target directory, so that such builds and others do not undo each other's work.
+    directory: &'static str,
+    /// Features of its package.
+    features: &'static str,
+    /// Flags for the compiler.
+    flags: &'static str,
+}
+
+/// A program that runs in any Linux guest.
+const STATIC: Freestanding =
+    Freestanding { directory: "guest", features: "", flags: "-C target-feature=+crt-static" };
+
+/// A program that runs without an operating system.
+const BARE: Freestanding = Freestanding {
+    directory: "bare",
+    features: "bare",
+    flags: "-C relocation-model=static -C target-feature=+crt-static -C panic=abort",
+};
+
+fn freestanding(target: &Path, package: &str, program: &str, how: &Freestanding) -> Result<PathBuf> {
+    let directory = target.join(how.directory);
+    let shown = directory.display().to_string();
+    cargo(
+        [
+            "build",
+            "--package",
+            package,
+            "--features",
+            how.features,
+            "--release",
+            "--target",
+            TARGET,
+            "--target-dir",
+            &shown,
+        ],
+        [
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", how.flags),
+            ("CARGO_PROFILE_RELEASE_STRIP", "true"),
+            ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
+        ],
+    )?;
+    Ok(directory.join(TARGET).join("release").join(program))
 }
 
 /// The top of the workspace.
@@ -87,14 +117,10 @@ fn target_directory() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-fn cargo<A: AsRef<OsStr>, const N: usize, const V: usize>(
-    arguments: [A; N],
-    variables: [(&str, &str); V],
-) -> Result<()> {
-    let status = command().args(&arguments).envs(variables).status().context("Cannot start cargo")?;
+fn cargo<const N: usize, const V: usize>(arguments: [&str; N], variables: [(&str, &str); V]) -> Result<()> {
+    let status = command().args(arguments).envs(variables).status().context("Cannot start cargo")?;
     if !status.success() {
-        let line: Vec<_> = arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect();
-        bail!("`cargo {}` failed, {status}", line.join(" "));
+        bail!("`cargo {}` failed, {status}", arguments.join(" "));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ const ACTIVE: u32 = 4;
 /// The port is active once the device is.
 pub fn port_is_active<M: Machine>(driver: &Driver<M>) -> Outcome {
     let port = driver.query_port().map_err(cannot("query the port"))?;
-    let state = u32::from(port.state);
+    let state = port.state;
     if state == ACTIVE { Ok(()) } else { Err(format!("The port is in state {state}")) }
 }
 

@@ -19,6 +19,6 @@ pub use address::{Address, Nic};
 pub use error::GuestError;
 pub use guest::{Guest, Job};
 pub use overlay::Overlay;
-pub use process::end_all_on_signal;
+pub use process::{Process, end_all_on_signal};
 pub use set::{Disk, Guests, Options, STOCK_WORDS};
 pub use task::{Echo, Output, Task};

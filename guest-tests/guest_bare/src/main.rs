@@ -1,0 +1,86 @@
+//! `verbena-bare`: a guest without an operating system that runs the cases of [`guest_cases`] on its RDMA device.
+//!
+//! `verbena run --bare` starts it in ring 3, where its code runs at native speed even under a KVM made of software, and
+//! tells it by `bare_abi` what the machine has. It prints a line `TEST NAME ok` or `TEST NAME FAIL REASON` for each
+//! case and ends the machine with status 0 if none failed.
+//!
+//! Nothing here protects anyone: the program owns its machine. It uses one CPU and no interrupts; causes of interrupts
+//! are read from the device.
+
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+#[allow(unsafe_code, reason = "the global allocator's contract is unsafe")]
+mod heap;
+#[allow(unsafe_code, reason = "the compiler calls these by their C names, on raw pointers")]
+mod intrinsics;
+#[allow(unsafe_code, reason = "device registers, ports and memory that a device writes")]
+mod io;
+mod machine;
+mod pci;
+mod print;
+
+use bare_abi::BootInfo;
+use guest_cases::cases;
+use pvrdma_driver::Driver;
+use pvrdma_spec::version;
+
+use machine::BareMachine;
+use print::println;
+
+/// Where the VMM starts the program, with the boot information's address and the number of the CPU.
+#[allow(unsafe_code, reason = "the VMM finds the entry point by its name")]
+// SAFETY: no other symbol of the program has this name.
+#[unsafe(no_mangle)]
+extern "C" fn _start(info: u64, cpu: u64) -> ! {
+    if cpu != 0 {
+        io::rest_for_ever();
+    }
+    let info = io::boot_info(info);
+    match run(&info) {
+        0 => io::exit(0),
+        failed => {
+            println!("{failed} cases failed");
+            io::exit(1)
+        }
+    }
+}
+
+/// Runs all cases and gives how many failed.
+fn run(info: &BootInfo) -> u32 {
+    let free = heap::start(info.free_start, info.free_end);
+    let machine = match BareMachine::find(info.ecam, free, info.free_end) {
+        Ok(machine) => machine,
+        Err(reason) => {
+            println!("TEST bare/machine FAIL {reason}");
+            return 1;
+        }
+    };
+    let driver = match Driver::probe(machine, version::QP_HANDLE) {
+        Ok(driver) => driver,
+        Err(error) => {
+            println!("TEST bare/probe FAIL {error}");
+            return 1;
+        }
+    };
+    let mut failed = 0;
+    for case in cases() {
+        match (case.run)(&driver) {
+            Ok(()) => println!("TEST bare/{} ok", case.name),
+            Err(reason) => {
+                failed += 1;
+                println!("TEST bare/{} FAIL {reason}", case.name);
+            }
+        }
+    }
+    driver.remove();
+    failed
+}
+
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    println!("TEST bare/panic FAIL {info}");
+    io::exit(1)
+}

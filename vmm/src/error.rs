@@ -19,7 +19,7 @@ pub enum Exit {
     Kvm = 4,
     /// A host resource is in use or exhausted.
     Resource = 5,
-    /// The guest crashed: triple fault, or a state KVM cannot run.
+    /// The guest crashed: kernel panic, triple fault, or a state KVM cannot run.
     GuestCrashed = 6,
     /// The guest asked for a reboot and `--on-reboot exit` is in force.
     Rebooted = 7,
@@ -36,7 +36,7 @@ Exit status:
   3  a kernel, initramfs or disk image cannot be used
   4  KVM is missing or forbidden (the message says what to do)
   5  a host resource is in use or exhausted (socket, locked disk, memory)
-  6  the guest crashed (triple fault, or a state KVM cannot run)
+  6  the guest crashed (kernel panic, triple fault, or a state KVM cannot run)
   7  the guest asked for a reboot and --on-reboot exit is in force
   8  ended by a signal before the guest powered off";
 

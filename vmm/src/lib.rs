@@ -5,7 +5,7 @@
 //!
 //! # What it is not
 //!
-//! There is no firmware, no legacy hardware beyond the serial ports, no PCI interrupt lines (functions use MSI-X), no
+//! There is no firmware, no legacy hardware beyond the serial ports, no clock chip, no PCI interrupt lines (functions use MSI-X), no
 //! hot plug and no power state but off.
 //!
 //! # Where to look

@@ -13,11 +13,11 @@ use crate::error::{Error, Result};
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Say more: -v for progress, -vv for details, -vvv for everything
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Logging")]
     verbose: u8,
 
     /// Write log lines to FILE and not to standard error
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, help_heading = "Logging")]
     log_file: Option<PathBuf>,
 }
 

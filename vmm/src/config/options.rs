@@ -45,11 +45,12 @@ pub struct RunOptions {
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<DiskConfig>)]
     pub disk: Vec<DiskConfig>,
 
-    /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,id=NAME,capture=FILE,ip=ADDR; repeat for more NICs
+    /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,id=NAME,capture=FILE,ip=ADDR,impair=HOW; repeat for more NICs
     ///
     /// Each NIC is a vmxnet3 at function 0 of its own PCI slot, with a pvrdma RDMA device at function 1 unless rdma=off.
-    /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/remote), `tap:NAME` or `none`.
-    /// capture= writes every frame to a pcapng file; ip= is the only address the guest may send from.
+    /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/peer), `tap:NAME`, `loopback` (up,
+    /// with nobody there) or `none` (unplugged). capture= writes every frame to a pcapng file; ip= is the only address the
+    /// guest may send from; impair= makes the network bad, for instance `loss:1%/delay:10ms`.
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
     pub net: Vec<NetConfig>,
 

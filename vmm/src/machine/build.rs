@@ -13,9 +13,10 @@ use super::cpuid::CpuTemplate;
 use super::event::Events;
 use super::interrupts::InterruptRouter;
 use super::layout::{
-    KEYBOARD_COMMAND, KVM_IDENTITY_MAP, KVM_TSS, PM1_CONTROL, PM1_EVENT, RESET_CONTROL, SERIAL_IRQS,
-    SERIAL_PORTS, pci_windows,
+    KEYBOARD_COMMAND, KVM_IDENTITY_MAP, KVM_TSS, PANIC_PORT, PM1_CONTROL, PM1_EVENT, RESET_CONTROL,
+    SERIAL_IRQS, SERIAL_PORTS, pci_windows,
 };
+use super::panic_port::PanicPort;
 use super::power::{KeyboardReset, Pm1Control, Pm1Event, PowerManagement, ResetControl, SciLine};
 use super::slots::SlotBuilder;
 use super::vcpu::{VcpuContext, VcpuThread};
@@ -151,6 +152,7 @@ fn add_port_devices(bus: &mut Bus, power: &Arc<PowerManagement>, events: &Events
     bus.add_ports(PM1_EVENT, 4, Arc::new(Pm1Event(Arc::clone(power))));
     bus.add_ports(PM1_CONTROL, 2, Arc::new(Pm1Control(Arc::clone(power))));
     bus.add_ports(RESET_CONTROL, 1, Arc::new(ResetControl(events.clone())));
+    bus.add_ports(PANIC_PORT, 1, Arc::new(PanicPort(events.clone())));
     bus.add_ports(KEYBOARD_COMMAND, 1, Arc::new(KeyboardReset(events.clone())));
 }
 

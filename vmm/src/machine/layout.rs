@@ -45,6 +45,8 @@ pub const KVM_TSS: usize = 0xfffb_d000;
 pub const SERIAL_PORTS: [u16; 2] = [0x3f8, 0x2f8];
 /// Interrupt lines of the serial ports.
 pub const SERIAL_IRQS: [u32; 2] = [4, 3];
+/// Port at which a guest kernel reports its panic.
+pub const PANIC_PORT: u16 = 0x505;
 /// ACPI PM1a event block: status and enable.
 pub const PM1_EVENT: u16 = 0x600;
 /// ACPI PM1a control block.

@@ -15,6 +15,7 @@ mod event;
 mod interrupts;
 mod layout;
 mod memory;
+mod panic_port;
 mod power;
 mod registers;
 mod slots;

@@ -1,4 +1,4 @@
-//! Differentiated system description table: PCI host bridge, serial ports, sleep state.
+//! Differentiated system description table: PCI host bridge, serial ports, panic port, sleep state.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -10,7 +10,7 @@ use pci::{CONFIG_ADDRESS, Window, Windows};
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes};
 use crate::error::{Error, Result};
-use crate::machine::layout::{ECAM, PM1_EVENT, SERIAL_IRQS, SERIAL_PORTS};
+use crate::machine::layout::{ECAM, PANIC_PORT, PM1_EVENT, SERIAL_IRQS, SERIAL_PORTS};
 use crate::machine::power::SLEEP_TYPE_S5;
 
 const HEADER_LENGTH: u32 = 36;
@@ -20,7 +20,7 @@ const ZERO: u8 = 0;
 /// The table.
 pub(super) fn build(windows: &Windows) -> Result<Sdt> {
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_LENGTH, REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    for device in [host_bridge(windows)?, mainboard()?, serial_port(0), serial_port(1)] {
+    for device in [host_bridge(windows)?, mainboard()?, serial_port(0), serial_port(1), panic_port()] {
         dsdt.append_slice(&Scope::raw("_SB_".into(), device));
     }
     let s5 = Package::new(vec![&SLEEP_TYPE_S5, &ZERO, &ZERO, &ZERO]);
@@ -79,6 +79,20 @@ fn serial_port(index: usize) -> Vec<u8> {
             &named("_HID", &EISAName::new("PNP0501")),
             &named("_UID", &number),
             &named("_CRS", &ResourceTemplate::new(vec![&ports, &interrupt])),
+        ],
+    ))
+}
+
+/// Known to Linux as pvpanic.
+fn panic_port() -> Vec<u8> {
+    const PRESENT_AND_WORKING: u8 = 0xf;
+    let port = IO::new(PANIC_PORT, PANIC_PORT, 1, 1);
+    bytes(&Device::new(
+        "PEVT".into(),
+        vec![
+            &named("_HID", &"QEMU0001"),
+            &named("_STA", &PRESENT_AND_WORKING),
+            &named("_CRS", &ResourceTemplate::new(vec![&port])),
         ],
     ))
 }

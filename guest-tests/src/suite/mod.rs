@@ -14,12 +14,12 @@ use anyhow::Result;
 use crate::cases;
 use crate::setup::Setup;
 
-/// Runs all cases whose name contains `only`, prints a line for each and a summary. Gives whether none failed.
+/// Runs all cases whose name contains one of `only` (all if there is none), prints a line for each and a summary. Gives whether none failed.
 ///
 /// # Errors
 ///
 /// When scratch files cannot be made. A stage that does not boot fails its cases.
-pub fn run(setup: &Setup, only: Option<&str>) -> Result<bool> {
+pub fn run(setup: &Setup, only: &[String]) -> Result<bool> {
     println!("Guests run {}.", setup.way.describe());
     runner::run(setup, cases::stages(), only)
 }

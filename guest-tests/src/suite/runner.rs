@@ -23,12 +23,12 @@ struct Score {
     failed: Vec<String>,
 }
 
-/// Runs the stages that have a case whose name contains `only`.
-pub fn run(setup: &Setup, stages: Vec<Stage>, only: Option<&str>) -> Result<bool> {
+/// Runs the stages that have a case whose name contains one of `only`.
+pub fn run(setup: &Setup, stages: Vec<Stage>, only: &[String]) -> Result<bool> {
     let start = Instant::now();
     let mut score = Score::default();
     for mut stage in stages {
-        stage.cases.retain(|case| only.is_none_or(|text| case.name.contains(text)));
+        stage.cases.retain(|case| only.is_empty() || only.iter().any(|text| case.name.contains(text)));
         if !stage.cases.is_empty() {
             run_stage(setup, &stage, &mut score)?;
         }

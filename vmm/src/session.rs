@@ -53,8 +53,9 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
         }
         host.consoles.disconnect();
         drop(running);
-        // What the old machine still reported on its way out is not about the new one.
-        receiver.try_iter().for_each(drop);
+        // What the old machine still reported on its way out is not about the new one; what the operator wants is.
+        let wanted: Vec<_> = receiver.try_iter().filter(Event::is_from_operator).collect();
+        wanted.into_iter().for_each(|event| events.send(event));
         tracing::info!("Guest reset");
         machine = Machine::build(&kvm, config, &host, &events)?;
     }

@@ -185,7 +185,7 @@ fn help_and_version_are_0_and_teach() {
     for (arguments, expected) in [
         (&["--help"][..], "Exit status"),
         (&["run", "--help"], "link=switch:"),
-        (&["switch", "--help"], "SOCKET"),
+        (&["switch", "--help"], "--socket"),
         (&["--version"], "verbena"),
     ] {
         let output = verbena().args(arguments).output().unwrap();

@@ -12,7 +12,7 @@ Examples:
     verbena run --kernel vmlinuz --initramfs initrd.img --cmdline console=ttyS0
 
   Two CPUs, a root disk and a NIC with RDMA on a switch:
-    verbena switch /tmp/lab.sock &
+    verbena switch --socket /tmp/lab.sock &
     verbena run --kernel vmlinuz --initramfs initrd.img --cmdline 'console=ttyS0 root=/dev/vda' \\
         --cpus 2 --memory size=2G --disk path=root.img --net link=switch:/tmp/lab.sock
 

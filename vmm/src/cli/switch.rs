@@ -11,7 +11,7 @@ use crate::error::{Error, Exit, Result};
 
 const EXAMPLES: &str = "\
 Example:
-  verbena switch /tmp/lab.sock &
+  verbena switch --socket /tmp/lab.sock &
   verbena run … --net link=switch:/tmp/lab.sock
   verbena run … --net link=switch:/tmp/lab.sock
 
@@ -23,12 +23,8 @@ interrupted.";
 #[command(after_help = EXAMPLES)]
 pub(super) struct Command {
     /// UNIX socket that machines connect to
-    #[arg(value_name = "SOCKET", required_unless_present = "socket")]
-    path: Option<PathBuf>,
-
-    /// The same as SOCKET
-    #[arg(long, value_name = "PATH", hide = true, conflicts_with = "path")]
-    socket: Option<PathBuf>,
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
 
     /// Largest IP packet in bytes; a port may have a smaller MTU
     #[arg(long, value_name = "BYTES", default_value_t = switch::DEFAULT_MTU)]
@@ -37,10 +33,8 @@ pub(super) struct Command {
 
 impl Command {
     pub(super) fn run(self) -> Result<Exit> {
-        let path =
-            self.path.or(self.socket).ok_or_else(|| Error::Usage("Give the switch a socket".to_owned()))?;
         let options = Options { mtu: self.mtu, ..Options::default() };
-        let counters = switch::run(&path, options, stop_on_signal()?).map_err(explain)?;
+        let counters = switch::run(&self.socket, options, stop_on_signal()?).map_err(explain)?;
         println!("{counters}");
         Ok(Exit::PoweredOff)
     }

@@ -19,6 +19,13 @@ pub enum Event {
     Signal(i32),
 }
 
+impl Event {
+    /// Whether it comes from outside the machine.
+    pub fn is_from_operator(&self) -> bool {
+        matches!(self, Self::ExitKey | Self::Signal(_))
+    }
+}
+
 /// Sends events; may be cloned into every thread.
 #[derive(Clone, Debug)]
 pub struct Events(Sender<Event>);

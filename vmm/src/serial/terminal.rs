@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::process::getpgrp;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr};
+use rustix::termios::{OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr};
 
 use crate::kvm::restore_on_fatal_signals;
 
@@ -33,6 +33,8 @@ impl RawTerminal {
         restore_on_fatal_signals(stdin.as_fd().as_raw_fd());
         let mut raw = saved.clone();
         raw.make_raw();
+        // Log lines still need their carriage returns; a guest's own survive a second one.
+        raw.output_modes |= OutputModes::OPOST;
         *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         install_panic_hook();
         tcsetattr(&stdin, OptionalActions::Now, &raw)?;

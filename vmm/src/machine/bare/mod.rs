@@ -98,7 +98,7 @@ fn write(ram: &Ram, address: u64, bytes: &[u8]) -> Result<()> {
 fn load(ram: &Ram, program: &Path) -> std::result::Result<(u64, u64), String> {
     let mut file = File::open(program).map_err(|e| e.to_string())?;
     let mut kind = [0; 2];
-    file.read_exact_at(&mut kind, E_TYPE).map_err(|e| e.to_string())?;
+    file.read_exact_at(&mut kind, E_TYPE).map_err(|_| "it is too short to be a program".to_owned())?;
     let loaded = Elf::load(ram, None, &mut file, Some(GuestAddress(HIGH_RAM))).map_err(|e| e.to_string())?;
     if kind != ET_EXEC {
         return Err("it is not linked to fixed addresses: link it with -static -no-pie".to_owned());

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,14 +43,14 @@ impl Overlay {
         Ok(())
     }
 
-    /// Adds a file, or a directory with everything in it, of the host.
+    /// Adds a file, or a directory with everything in it, of the host; programs with their shared libraries.
     ///
     /// # Errors
     ///
-    /// When something in it cannot be read.
+    /// As [`Overlay::program`].
     pub fn tree(&mut self, source: &Path, place: &Path) -> Result<(), GuestError> {
         if !source.is_dir() {
-            return self.file(source, place);
+            return if is_program(source)? { self.program(source, place) } else { self.file(source, place) };
         }
         let error = |error| GuestError::File { path: source.into(), source: error };
         for entry in fs::read_dir(source).map_err(error)? {
@@ -116,6 +116,20 @@ fn merged(place: &Path) -> PathBuf {
         Some((link, rest)) => Path::new("/usr").join(link.strip_prefix("/").unwrap_or(link)).join(rest),
         None => place.into(),
     }
+}
+
+/// Whether a file is an executable ELF file.
+fn is_program(path: &Path) -> Result<bool, GuestError> {
+    let error = |source| GuestError::File { path: path.into(), source };
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Ok(()) => {}
+        Err(short) if short.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        Err(source) => return Err(error(source)),
+    }
+    let mode = fs::metadata(path).map_err(error)?.permissions().mode();
+    Ok(magic == *b"\x7fELF" && mode & 0o111 != 0)
 }
 
 /// Whether a library is part of the small guest, so that the guest's own one is used.
@@ -207,6 +221,22 @@ mod tests {
         assert_eq!(libraries_in(listing).unwrap(), [PathBuf::from("/lib/libibverbs.so.1")]);
         assert_eq!(libraries_in("\tlibucp.so.0 => not found\n").unwrap_err(), "libucp.so.0");
         assert_eq!(libraries_in("\tstatically linked\n").unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn program_in_a_copied_directory_brings_its_libraries() {
+        let directory = tempfile::tempdir().unwrap();
+        // This test's own program needs at least libgcc_s, which no guest has by itself.
+        fs::copy(std::env::current_exe().unwrap(), directory.path().join("app")).unwrap();
+        fs::write(directory.path().join("data"), "x").unwrap();
+        let mut overlay = Overlay::default();
+        overlay.tree(directory.path(), Path::new("/root/work")).unwrap();
+        let names: Vec<_> = overlay.files.keys().map(|name| name.display().to_string()).collect();
+        assert!(
+            names.contains(&"/root/work/app".to_string()) && names.contains(&"/root/work/data".to_string())
+        );
+        assert!(names.contains(&format!("{LIBRARIES}/libgcc_s.so.1")), "{names:?}");
+        assert!(!names.contains(&format!("{LIBRARIES}/libc.so.6")));
     }
 
     #[test]

@@ -43,7 +43,10 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
     };
     loop {
         let running = machine.start()?;
-        match watch(&running, &receiver) {
+        let event = watch(&running, &receiver);
+        host.consoles.disconnect();
+        drop(running);
+        match event {
             Event::PowerOff | Event::ExitKey => return Ok(Exit::PoweredOff),
             Event::Reset if config.on_reboot == OnReboot::Exit => return Ok(Exit::Rebooted),
             Event::Reset => {}
@@ -51,8 +54,6 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
             Event::Failed(cause) => return Err(Error::Failure(cause)),
             Event::Signal(_) => return Ok(Exit::Signalled),
         }
-        host.consoles.disconnect();
-        drop(running);
         // What the old machine still reported on its way out is not about the new one; what the operator wants is.
         let wanted: Vec<_> = receiver.try_iter().filter(Event::is_from_operator).collect();
         wanted.into_iter().for_each(|event| events.send(event));

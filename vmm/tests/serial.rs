@@ -98,6 +98,24 @@ fn file_takes_the_output() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "to a file");
 }
 
+#[test]
+fn a_reader_that_stands_still_does_not_keep_the_run_from_ending() {
+    if !kvm() {
+        return;
+    }
+    let code = Asm::new();
+    let top = code.here();
+    // 64 KiB of whatever lies at 2 MiB, again and again: MOV RSI; MOV ECX; MOV DX; REP OUTSB.
+    let code =
+        code.raw(&[0x48, 0xc7, 0xc6, 0, 0, 0x20, 0, 0xb9, 0, 0, 1, 0, 0x66, 0xba, 0xf8, 0x03, 0xf3, 0x6e]);
+    let guest = Guest::new(&code.jump(top).code());
+    let mut child = guest.command().stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    expect(&mut output, &[0x48]);
+    common::send_signal(&child, rustix::process::Signal::INT);
+    assert_eq!(wait(&mut child).code(), Some(8));
+}
+
 /// The echo guest on a terminal of its own, its controlling one.
 struct OnTerminal {
     _guest: Guest,

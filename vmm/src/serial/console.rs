@@ -44,6 +44,9 @@ impl Console {
     pub fn connect(&self, interrupt: EventBell) -> Arc<Uart> {
         let uart = Arc::new(Uart::new(interrupt, self.output.clone(), Arc::clone(&self.drained)));
         *self.uart.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&uart));
+        if let Some(output) = &self.output {
+            output.release_writers(false);
+        }
         // Input may have waited for a machine.
         self.drained.ring();
         uart
@@ -76,10 +79,13 @@ impl Consoles {
         &self.ports[index]
     }
 
-    /// Takes the ports from a machine that ends: input waits for the next one.
+    /// Takes the ports from a machine that ends: input waits for the next one, and no vCPU waits for a slow reader.
     pub fn disconnect(&self) {
         for port in &self.ports {
             *port.uart.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            if let Some(output) = &port.output {
+                output.release_writers(true);
+            }
         }
     }
 

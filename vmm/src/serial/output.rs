@@ -13,6 +13,8 @@ struct State {
     /// Whether somebody reads at the other end.
     reader: bool,
     closed: bool,
+    /// The machine ends: its vCPUs must not wait any more.
+    released: bool,
     dropped: u64,
 }
 
@@ -29,7 +31,7 @@ impl OutputQueue {
 
     /// An empty queue that rings `bell` when it becomes non-empty.
     pub fn new(bell: Arc<EventBell>, reader: bool) -> Self {
-        let state = State { bytes: VecDeque::new(), reader, closed: false, dropped: 0 };
+        let state = State { bytes: VecDeque::new(), reader, closed: false, released: false, dropped: 0 };
         Self { state: Mutex::new(state), room: Condvar::new(), bell }
     }
 
@@ -59,8 +61,16 @@ impl OutputQueue {
     /// Waits until the queue holds no more than it should. Called by vCPU threads with no lock held.
     pub fn wait_for_room(&self) {
         let state = self.lock();
-        let full = |state: &mut State| state.reader && !state.closed && state.bytes.len() > Self::CAPACITY;
+        let full = |state: &mut State| {
+            state.reader && !state.closed && !state.released && state.bytes.len() > Self::CAPACITY
+        };
         drop(self.room.wait_while(state, full).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Lets waiting vCPUs go (`true`) because their machine ends, or has new ones wait again (`false`).
+    pub fn release_writers(&self, released: bool) {
+        self.lock().released = released;
+        self.room.notify_all();
     }
 
     /// Copies up to `chunk.len()` bytes from the front without taking them.
@@ -169,14 +179,16 @@ mod tests {
     }
 
     #[test]
-    fn closing_lets_a_waiting_writer_go() {
-        let (queue, _) = queue(true);
-        queue.push(&vec![b'x'; OutputQueue::CAPACITY + 1]);
-        let writer = {
-            let queue = Arc::clone(&queue);
-            std::thread::spawn(move || queue.wait_for_room())
-        };
-        queue.close();
-        writer.join().unwrap();
+    fn closing_or_releasing_lets_a_waiting_writer_go() {
+        for let_go in [OutputQueue::close, |queue: &OutputQueue| queue.release_writers(true)] {
+            let (queue, _) = queue(true);
+            queue.push(&vec![b'x'; OutputQueue::CAPACITY + 1]);
+            let writer = {
+                let queue = Arc::clone(&queue);
+                std::thread::spawn(move || queue.wait_for_room())
+            };
+            let_go(&queue);
+            writer.join().unwrap();
+        }
     }
 }

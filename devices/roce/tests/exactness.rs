@@ -3,7 +3,7 @@
 mod common;
 
 use common::node::{HEAP, PD};
-use common::scenario::{Kind, Op, Scenario, check};
+use common::scenario::{Kind, OUT_OF_RETRIES, Op, Scenario, check};
 use common::wr::statuses;
 use common::{Connection, Faults, World};
 use proptest::prelude::*;
@@ -95,12 +95,20 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_mix_of_operations_is_exact_on_a_rough_wire(scenario in any_scenario()) {
         let mut world = World::new();
         world.faults = Faults::rough(scenario.seed);
         prop_assert_eq!(check(&mut world, &scenario), Ok(()));
+    }
+
+    #[test]
+    fn any_mix_of_operations_is_exact_or_fails_in_time_on_a_terrible_wire(scenario in any_scenario()) {
+        let mut world = World::new();
+        world.faults = Faults { loss: 30, duplication: 20, reordering: 30, ..Faults::rough(scenario.seed) };
+        let result = check(&mut world, &scenario);
+        prop_assert!(result.is_ok() || result == Err(OUT_OF_RETRIES.to_owned()), "{:?}", result);
     }
 }

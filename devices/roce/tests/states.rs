@@ -43,9 +43,8 @@ fn table_of_all_transitions_is_as_reviewed() {
 }
 
 /// Attributes that are all good.
-fn good(node: &Node, peer: &Node, state: QpState) -> QpAttr {
+fn good(peer: &Node, state: QpState) -> QpAttr {
     let [.., (rts, _)] = rc_steps(Qpn(9), peer.gids()[0], peer.mac, Connection::default());
-    let _ = node;
     QpAttr { state, qkey: 5, ..rts }
 }
 
@@ -78,7 +77,7 @@ fn in_state(service: QpType, state: QpState) -> World {
 }
 
 fn modify(world: &mut World, to: QpState, mask: QpAttrMask) -> Result<(), Error> {
-    let attr = good(&world.nodes[0], &world.nodes[1], to);
+    let attr = good(&world.nodes[1], to);
     let now = world.now;
     world.nodes[0].provider.modify_qp(now, ID, &attr, mask | QpAttrMask::STATE)
 }
@@ -122,7 +121,7 @@ fn every_legal_transition_is_made_and_every_other_leaves_all_as_it_was() {
 #[test]
 fn attributes_read_back_as_they_were_set() {
     let world = in_state(QpType::Rc, QpState::Rts);
-    let set = good(&world.nodes[0], &world.nodes[1], QpState::Rts);
+    let set = good(&world.nodes[1], QpState::Rts);
     let read = world.nodes[0].provider.query_qp(ID).unwrap();
     assert_eq!(read, QpAttr { cur_state: QpState::Rts, qkey: 0, ..set });
 }
@@ -157,7 +156,7 @@ fn values_out_of_range_are_refused_and_change_nothing() {
         for (i, spoil) in spoils.iter().enumerate() {
             let mut world = in_state(QpType::Rc, from);
             let before = world.nodes[0].provider.query_qp(ID).unwrap();
-            let mut attr = good(&world.nodes[0], &world.nodes[1], to);
+            let mut attr = good(&world.nodes[1], to);
             spoil(&mut attr);
             let mask = states::edge(QpType::Rc, from, to).unwrap().required | QpAttrMask::STATE;
             let result = world.modify(0, 1, &attr, mask);
@@ -178,7 +177,7 @@ fn path_mtu_above_the_links_is_refused() {
     world.nodes[0].provider.create_qp(ID, Node::qp_init(QpType::Rc)).unwrap();
     modify(&mut world, QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS)
         .unwrap();
-    let mut attr = good(&world.nodes[0], &world.nodes[1], QpState::Rtr);
+    let mut attr = good(&world.nodes[1], QpState::Rtr);
     let mask = states::edge(QpType::Rc, QpState::Init, QpState::Rtr).unwrap().required | QpAttrMask::STATE;
     attr.path_mtu = Mtu::B2048;
     assert!(matches!(world.modify(0, 1, &attr, mask), Err(Error::Invalid(_))));
@@ -197,7 +196,7 @@ fn wrong_belief_about_the_current_state_is_refused() {
 #[test]
 fn unsupported_attributes_are_named() {
     let mut world = in_state(QpType::Rc, QpState::Rts);
-    let attr = good(&world.nodes[0], &world.nodes[1], QpState::Rts);
+    let attr = good(&world.nodes[1], QpState::Rts);
     let result = world.modify(0, 1, &attr, QpAttrMask::ALT_PATH);
     assert!(matches!(result, Err(Error::Unsupported(_))));
 }

@@ -1,10 +1,11 @@
 //! Unreliable datagrams and the general service interface (IBTA 9.8).
 
 use verbs::{
-    Access, Completion, Error, QpState, QpType, Qpn, RecvWr, Segments, SendOp, UdAddress, WcFlags, WcOpcode,
+    Access, Completion, QpState, QpType, Qpn, RecvWr, Segments, SendOp, UdAddress, WcFlags, WcOpcode,
     WcStatus,
 };
 
+use super::mr::Denied;
 use super::plan::{Effect, Outgoing, Source};
 use super::qp::Qp;
 use super::requester::Step;
@@ -133,7 +134,13 @@ impl Qp {
         Ok(())
     }
 
-    fn place_datagram(&self, cx: &mut Shared, frame: &Frame, wr: &RecvWr, payload: u32) -> Result<(), Error> {
+    fn place_datagram(
+        &self,
+        cx: &mut Shared,
+        frame: &Frame,
+        wr: &RecvWr,
+        payload: u32,
+    ) -> Result<(), Denied> {
         let header_at = match frame.grh.family {
             Family::V4 => GRH_IPV4_AT,
             Family::V6 => 0,
@@ -143,11 +150,10 @@ impl Qp {
         let mut effects = [None, None];
         for (effect, (offset, len, range)) in effects.iter_mut().zip(parts) {
             let mut to = Segments::new();
-            cx.resolve_sges(self.init.pd, &wr.sges, offset, len, Access::LOCAL_WRITE, &mut to)
-                .map_err(|_| Error::Invalid("receive memory"))?;
+            cx.resolve_sges(self.init.pd, &wr.sges, offset, len, Access::LOCAL_WRITE, &mut to)?;
             *effect = Some(Effect::Place { qp: self.id, from: Source::Frame(range), to });
         }
-        effects.into_iter().flatten().for_each(|effect| cx.place(effect));
+        effects.into_iter().flatten().for_each(|effect| cx.effect(effect));
         Ok(())
     }
 

@@ -4,6 +4,11 @@
 //! executed in order before anything else is asked of the engine; that is how a completion never overtakes its data.
 //! [`Outgoing`] packets come one at a time out of [`super::Engine::transmit`] and are logical: a carrier turns them into
 //! frames, or into whatever else takes the message to the peer under the same sequence numbers.
+//!
+//! That is the seam for carriers other than the wire. A carrier that lets the receiving side pull bulk data needs one more
+//! effect, a copy from a remote range to a local one, that stands for a range of sequence numbers; queue pairs, their state
+//! and all checks stay what they are, and a queue pair changes carriers by sending again from its oldest unacknowledged
+//! packet.
 
 use std::ops::Range;
 

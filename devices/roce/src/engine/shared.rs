@@ -108,8 +108,8 @@ impl Shared {
         if len == 0 { Ok(()) } else { Err(Denied) }
     }
 
-    /// Queues a copy to guest memory.
-    pub(crate) fn place(&mut self, effect: Effect) {
+    /// Queues something to be done with guest memory.
+    pub(crate) fn effect(&mut self, effect: Effect) {
         self.effects.push_back(effect);
     }
 }

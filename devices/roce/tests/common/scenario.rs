@@ -109,6 +109,9 @@ struct Expected {
     bytes: Vec<u8>,
 }
 
+/// What [`check`] says when a side gave up for lack of answers, which a bad enough wire makes it do.
+pub const OUT_OF_RETRIES: &str = "a side ran out of retries";
+
 /// Runs a scenario on a fresh pair of nodes and compares all with what must be.
 pub fn check(world: &mut World, scenario: &Scenario) -> Result<(), String> {
     world.connect(1, scenario.connection);
@@ -119,8 +122,11 @@ pub fn check(world: &mut World, scenario: &Scenario) -> Result<(), String> {
         prepare(world, n, scenario, layout, &mut rng, &mut expected);
     }
     run(world, scenario, layout);
-    for n in 0..2 {
-        let completions = world.nodes[n].completions();
+    let told = [0, 1].map(|n: usize| world.nodes[n].completions());
+    if told.iter().flatten().any(|c| c.status == WcStatus::RetryExcErr) {
+        return Err(OUT_OF_RETRIES.to_owned());
+    }
+    for (n, completions) in told.into_iter().enumerate() {
         let (sends, receives) =
             completions.into_iter().partition::<Vec<_>, _>(|c| (c.opcode as u32) < WcOpcode::Recv as u32);
         check_sends(n, scenario, &sends)?;

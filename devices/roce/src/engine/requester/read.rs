@@ -5,6 +5,7 @@ use std::ops::Range;
 use verbs::{Access, Segments, SendOp, WcStatus};
 
 use super::send::ATOMIC_LEN;
+use crate::engine::mr::Denied;
 use crate::engine::plan::{Effect, Source};
 use crate::engine::qp::Qp;
 use crate::engine::shared::Shared;
@@ -56,13 +57,12 @@ impl Qp {
         self.response_taken(cx, psn, true, true);
     }
 
-    fn place_response(&self, cx: &mut Shared, from: Source, offset: u32, len: u32) -> Result<(), ()> {
-        let Some(wqe) = self.sq.front() else { return Err(()) };
+    fn place_response(&self, cx: &mut Shared, from: Source, offset: u32, len: u32) -> Result<(), Denied> {
+        let Some(wqe) = self.sq.front() else { return Err(Denied) };
         let mut to = Segments::new();
-        cx.resolve_sges(self.init.pd, &wqe.wr.sges, offset, len, Access::LOCAL_WRITE, &mut to)
-            .map_err(drop)?;
+        cx.resolve_sges(self.init.pd, &wqe.wr.sges, offset, len, Access::LOCAL_WRITE, &mut to)?;
         if len > 0 {
-            cx.place(Effect::Place { qp: self.id, from, to });
+            cx.effect(Effect::Place { qp: self.id, from, to });
         }
         Ok(())
     }

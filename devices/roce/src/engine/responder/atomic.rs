@@ -34,7 +34,7 @@ impl Qp {
         };
         let psn = request.psn;
         self.keep_resource(Resource::Atomic { psn, original: None });
-        cx.effects.push_back(Effect::Rmw { qp: self.id, psn, gpa, kind: eth.kind });
+        cx.effect(Effect::Rmw { qp: self.id, psn, gpa, kind: eth.kind });
         self.executed(cx, &Request { ack_req: false, ..*request }, 1, true);
         Ok(())
     }

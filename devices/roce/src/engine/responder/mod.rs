@@ -12,6 +12,7 @@ mod receive;
 mod write;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use verbs::{AsyncEvent, QpState, RecvWr, WcOpcode, WcStatus};
 
@@ -20,7 +21,6 @@ use super::qp::Qp;
 use super::shared::Shared;
 use crate::psn::Psn;
 use crate::wire::{NakCode, Packet, Pdu, Reth};
-use std::ops::Range;
 
 /// A message of several packets that is being received.
 #[derive(Debug)]

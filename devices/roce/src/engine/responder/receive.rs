@@ -51,7 +51,7 @@ impl Qp {
         }
         *got += len;
         if len > 0 {
-            cx.place(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
+            cx.effect(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
         }
         self.executed(cx, request, 1, at.ends());
         if at.ends() {

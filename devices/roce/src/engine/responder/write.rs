@@ -46,7 +46,7 @@ impl Qp {
             return Err(Refusal::Nak(NakCode::RemoteOperation, status));
         }
         if len > 0 {
-            cx.place(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
+            cx.effect(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
         }
         self.resp.message = (!at.ends()).then_some(Inbound::Write { reth, got: got + len });
         self.executed(cx, request, 1, at.ends());

@@ -40,7 +40,7 @@ fn tshark_decodes(stand: &mut Stand<'_>) -> Result<Outcome> {
 
 /// How many of the first frames of a capture match a display filter.
 fn frames(capture: &Path, filter: &str) -> Result<usize> {
-    const SLICE: &str = "3000";
+    const SLICE: &str = "1000";
     let output = Command::new("tshark")
         .args(["-n", "-c", SLICE, "-Y", filter, "-T", "fields", "-e", "frame.number", "-r"])
         .arg(capture)

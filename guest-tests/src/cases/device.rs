@@ -54,9 +54,10 @@ fn gid_kinds(stand: &mut Stand<'_>) -> Result<()> {
 
 fn kernel_log(stand: &mut Stand<'_>) -> Result<()> {
     for guest in stand.guests.all() {
+        // A module that Debian has not signed taints the kernel, which is said once and no complaint of the device.
         let complaints = guest.must(format!(
-            "dmesg | grep -iE 'vmw_pvrdma|vmxnet3|infiniband' | grep -iE 'fail|error|warn|invalid|timed? ?out'; \
-             dmesg | {}; true",
+            "dmesg | grep -iE 'vmw_pvrdma|vmxnet3|infiniband' | grep -v 'module verification failed' | \
+             grep -iE 'fail|error|warn|invalid|timed? ?out'; {}; true",
             super::boot::ALARM
         ))?;
         ensure!(complaints.is_empty(), "The kernel log of guest {} has\n{complaints}", guest.name());

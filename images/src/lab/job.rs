@@ -91,8 +91,12 @@ fn job_script(cache: &Cache, command: &[String], options: &LabOptions) -> Result
     let mut script = String::new();
     if !options.interactive {
         script += "stty raw -echo\nexec </dev/null\n";
-    } else if let Ok(size) = rustix::termios::tcgetwinsize(std::io::stdin()) {
-        script += &format!("stty rows {} cols {}\n", size.ws_row, size.ws_col);
+    } else {
+        // The user's own terminal ends lines already: QEMU leaves its output settings alone.
+        script += "stty -onlcr\n";
+        if let Ok(size) = rustix::termios::tcgetwinsize(std::io::stdin()) {
+            script += &format!("stty rows {} cols {}\n", size.ws_row, size.ws_col);
+        }
     }
     let inherited = std::env::vars().filter(|(name, _)| is_inherited(name));
     let build = (BUILD_VARIABLE.to_owned(), cache.root().display().to_string());

@@ -203,7 +203,7 @@ pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
 ///
 /// # Errors
 ///
-/// As [`demo`], and for arguments that do not go together.
+/// As [`demo()`], and for arguments that do not go together.
 pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
     if let Some(ShellCommand::Shell { guest, machine }) = arguments.shell {
         let (machine, copy) = machine.machine()?;

@@ -1,7 +1,7 @@
 //! The machine: a PC as far as a stock kernel needs one.
 //!
-//! A [`Machine`] is made from a [`VmConfig`], started, and stopped; a reset makes a new one, so that nothing of the old
-//! one can be left over. What outlives it (consoles, network ports) is in [`HostSide`].
+//! A [`Machine`] is made from a [`VmConfig`](crate::config::VmConfig), started, and stopped; a reset makes a new one, so
+//! that nothing of the old one can be left over. What outlives it (consoles, disks, network ports) is in [`HostSide`].
 
 mod acpi;
 mod bare;

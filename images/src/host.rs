@@ -62,7 +62,8 @@ pub fn require(cache: &Cache, tools: &[Tool]) -> Result<()> {
         )
     };
     install().or_else(|_| {
-        command::run(Command::new("apt-get").args(["-q", "update"]))?;
+        // One broken source of the host's list must not stop us: what cannot be found is reported by name.
+        let _ = command::run(Command::new("apt-get").args(["-q", "update"]));
         install()
     })
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -12,6 +13,12 @@ use crate::error::{Error, Named, Result};
 /// Variables that a command in the lab inherits; further those that begin with one of [`INHERITED_PREFIXES`].
 const INHERITED: &[&str] = &["HOME", "LANG", "LOGNAME", "PATH", "TERM", "USER"];
 const INHERITED_PREFIXES: &[&str] = &["LC_", "RUST_", "VERBENA_"];
+
+/// What names of control directories begin with.
+const PREFIX: &str = "lab-run-";
+
+/// Age at which what failed or killed runs left behind is removed.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// The control directory of one run.
 pub(super) struct Job {
@@ -25,7 +32,8 @@ impl Job {
         command: &[String],
         options: &LabOptions,
     ) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("lab-run-").tempdir_in(cache.root());
+        remove_old(cache.root());
+        let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(cache.root());
         let job = Self { dir: dir.named("create", cache.root())? };
         job.write("setup", &setup_script(lab, options)?)?;
         job.write("job", &job_script(cache, command, options)?)?;
@@ -64,6 +72,17 @@ impl Job {
     fn write(&self, name: &str, content: &str) -> Result<()> {
         let path = self.dir().join(name);
         fs::write(&path, content).named("write", path)
+    }
+}
+
+/// Removes what runs of long ago left. What cannot be removed does no harm.
+fn remove_old(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let is_run = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+        if is_run && age.is_some_and(|age| age > KEPT) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

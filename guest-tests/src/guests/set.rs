@@ -35,6 +35,9 @@ pub struct Disk {
     pub guest: Option<char>,
 }
 
+/// Largest file that is kept after a failure. A way out of the lab takes seconds a megabyte.
+const KEPT_BYTES: u64 = 32 << 20;
+
 /// What guests to start and how.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -217,9 +220,14 @@ impl Guests {
         for entry in fs::read_dir(self.directory.path())?.flatten() {
             let path = entry.path();
             let wanted = ["console", "log", "pcapng"].map(Some);
-            if wanted.contains(&path.extension().and_then(|e| e.to_str())) {
-                fs::copy(&path, kept.join(entry.file_name()))?;
+            if !wanted.contains(&path.extension().and_then(|e| e.to_str())) {
+                continue;
             }
+            if entry.metadata()?.len() > KEPT_BYTES {
+                eprintln!("{} is too large to be kept", entry.file_name().display());
+                continue;
+            }
+            fs::copy(&path, kept.join(entry.file_name()))?;
         }
         Ok(kept)
     }

@@ -258,6 +258,17 @@ fn c12_link_changes_are_told_once_each() {
     rig.check_alive();
 }
 
+/// The driver raises the events itself; the device only answers rightly.
+#[test]
+fn c12_port_is_down_while_the_interface_is() {
+    let rig = Rig::new();
+    for (up, state) in [(false, 1), (true, 4)] {
+        rig.guest().set_interface(up);
+        assert_eq!(rig.driver.query_port().unwrap().state, state);
+    }
+    assert_eq!(rig.driver.next_event(), None);
+}
+
 #[test]
 fn events_the_driver_ignored_are_recalled_when_the_interface_comes_up() {
     let rig = Rig::new();

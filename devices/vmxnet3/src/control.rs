@@ -63,6 +63,11 @@ impl Control {
 }
 
 impl Vmxnet3 {
+    /// Whether the guest has the interface up: from activation to quiescence.
+    pub fn is_active(&self) -> bool {
+        lock(&self.control).active.is_some()
+    }
+
     pub(crate) fn read_data(&self, register: DataRegister) -> u32 {
         match register {
             DataRegister::InterruptMask(vector) => u32::from(self.vectors.is_masked(vector)),

@@ -46,7 +46,7 @@ pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
     let mut rdma = None;
     if port.rdma {
         let kit = slots.kit(Some(pvrdma::MSIX));
-        let events = make_rdma(slots, port, &kit)?;
+        let events = make_rdma(slots, port, &kit, nic.clone())?;
         functions.push((events.device.clone(), kit));
         rdma = Some(events);
     }
@@ -58,7 +58,12 @@ pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
     Ok(())
 }
 
-fn make_rdma(slots: &SlotBuilder, port: &NicPort, kit: &FunctionKit) -> Result<RdmaEvents> {
+fn make_rdma(
+    slots: &SlotBuilder,
+    port: &NicPort,
+    kit: &FunctionKit,
+    nic: Arc<Vmxnet3>,
+) -> Result<RdmaEvents> {
     let work = bell(port)?;
     let groups = (0..DOORBELL_GROUPS).map(|_| bell(port)).collect::<Result<Vec<_>>>()?;
     let bells = Bells {
@@ -76,6 +81,7 @@ fn make_rdma(slots: &SlotBuilder, port: &NicPort, kit: &FunctionKit) -> Result<R
         doorbells: kit.doorbells.clone(),
         bells,
         clock: Box::new(move || clock.now()),
+        interface_up: Box::new(move || nic.is_active()),
     };
     let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
     let device = Pvrdma::new(config, parts)

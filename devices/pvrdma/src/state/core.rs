@@ -48,6 +48,7 @@ pub(crate) struct Core {
     pub(crate) ram: Arc<dyn GuestRam>,
     pub(crate) provider: Box<dyn Provider>,
     pub(crate) clock: Box<dyn Fn() -> Instant + Send + Sync>,
+    pub(crate) interface_up: Box<dyn Fn() -> bool + Send + Sync>,
     pub(crate) irq: Irq,
     pub(crate) doorbells: DoorbellMap,
     pub(crate) phase: Phase,
@@ -70,7 +71,7 @@ pub(crate) struct Core {
 impl Core {
     /// A device in the power-on state.
     pub(crate) fn new(config: Config, parts: Parts) -> Result<Self, ConfigError> {
-        let Parts { provider, ram, interrupts, doorbells, bells, clock } = parts;
+        let Parts { provider, ram, interrupts, doorbells, bells, clock, interface_up } = parts;
         let caps = capabilities(&config, &provider.limits())?;
         Ok(Self {
             config,
@@ -78,6 +79,7 @@ impl Core {
             ram,
             provider,
             clock,
+            interface_up,
             irq: Irq::new(interrupts),
             doorbells: DoorbellMap::new(doorbells, bells)?,
             phase: Phase::NoRegion,

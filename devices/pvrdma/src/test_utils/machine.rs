@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use device_model::doorbell::{Bell, Doorbell, DoorbellError, Doorbells};
@@ -138,6 +138,7 @@ pub struct Machine {
     unread: Arc<CountingBell>,
     pages: Mutex<Pages>,
     clock: Arc<AtomicU64>,
+    interface_up: Arc<AtomicBool>,
 }
 
 impl Machine {
@@ -154,6 +155,8 @@ impl Machine {
         let (work, unread) = (CountingBell::new(), CountingBell::new());
         let groups: Vec<_> = (0..config.groups).map(|_| CountingBell::new()).collect();
         let reader = clock.clone();
+        let interface_up = Arc::new(AtomicBool::new(true));
+        let interface = interface_up.clone();
         let parts = Parts {
             provider: provider(ram.clone()),
             ram: ram.clone(),
@@ -165,16 +168,33 @@ impl Machine {
                 unread: unread.clone(),
             },
             clock: Box::new(move || Instant::from_nanos(reader.load(Ordering::Relaxed))),
+            interface_up: Box::new(move || interface.load(Ordering::Relaxed)),
         };
         let device = Pvrdma::new(config.device, parts).expect("the device can be driven");
         device.set_bus_master(true);
         let pages = Mutex::new(Pages { free: scattered_pages(&ram, config.ram) });
-        Guest(Arc::new(Self { device, ram, interrupts, registry, work, groups, unread, pages, clock }))
+        Guest(Arc::new(Self {
+            device,
+            ram,
+            interrupts,
+            registry,
+            work,
+            groups,
+            unread,
+            pages,
+            clock,
+            interface_up,
+        }))
     }
 
     /// Time now.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(self.clock.load(Ordering::Relaxed))
+    }
+
+    /// Brings the paired network interface up or down.
+    pub fn set_interface(&self, up: bool) {
+        self.interface_up.store(up, Ordering::Relaxed);
     }
 
     /// Lets time pass.

@@ -161,13 +161,16 @@ fn statistics_are_written_for_every_queue_and_survive_a_reset_by_the_driver() {
 fn stopped_device_touches_no_memory() {
     for stop in [QUIESCE, RESET, 0] {
         let machine = Machine::new();
+        assert!(!machine.nic.is_active());
         let mut driver = Driver::open(&machine, Options::default());
+        assert!(machine.nic.is_active());
         driver.send(0, &outbound(60), 0, Offload::default());
         if stop == 0 {
             machine.nic.reset()
         } else {
             assert_eq!(driver.get(stop), 0)
         }
+        assert!(!machine.nic.is_active());
         machine.irqs.take();
         let before = machine.snapshot();
         machine.run_tx();

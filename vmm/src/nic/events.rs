@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_model::doorbell::Bell;
-use device_model::net::{Link, MAX_FRAME};
+use device_model::net::Link;
 use device_model::time::Instant;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use pvrdma::Pvrdma;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 use vmm_sys_util::errno;
 use vmm_sys_util::timerfd::TimerFd;
 use vmxnet3::Vmxnet3;
 
+use super::inbox::Inbox;
 use crate::io::{Clock, EventBell};
 
-/// Frames taken from the link before other events get their turn.
-const FRAMES_PER_TURN: usize = 64;
 /// Calls of the RDMA device before other events get their turn.
 const SERVICE_ROUNDS: usize = 8;
 /// Shortest time the timer is set to: zero would disarm it.
@@ -49,7 +50,7 @@ pub(super) struct NicEvents {
     timer: TimerFd,
     /// When the timer fires; `None` while it is disarmed.
     armed: Option<Instant>,
-    frame: Box<[u8]>,
+    inbox: Inbox,
 }
 
 impl NicEvents {
@@ -69,23 +70,23 @@ impl NicEvents {
             rdma,
             timer: TimerFd::new()?,
             armed: None,
-            frame: vec![0; MAX_FRAME].into_boxed_slice(),
+            inbox: Inbox::new(),
         })
     }
 
     /// Takes frames from the link and gives each to the function it is for.
+    ///
+    /// Doorbells are looked at in between: whoever sent a frame may have waited for a receive request of this guest, and
+    /// that must then be found before the frame.
     fn receive(&mut self) {
         let now = self.clock.now();
-        for _ in 0..FRAMES_PER_TURN {
-            let length = match self.link.recv(&mut self.frame) {
-                Ok(Some(length)) => length,
-                Ok(None) => break,
-                Err(error) => {
-                    device_model::guest_warn!(%error, "Failed to receive from a link");
-                    break;
-                }
-            };
-            let frame = &self.frame[..length];
+        if let Err(error) = self.inbox.fill(&*self.link) {
+            device_model::guest_warn!(%error, "Failed to receive from a link");
+        }
+        if let Some(rdma) = &self.rdma {
+            rdma.look_at_bells();
+        }
+        for frame in self.inbox.frames() {
             let taken = self.rdma.as_ref().is_some_and(|rdma| rdma.device.receive(now, frame));
             if !taken {
                 self.nic.receive(frame);
@@ -191,6 +192,20 @@ impl MutEventSubscriber for NicEvents {
 }
 
 impl RdmaEvents {
+    /// Notes the group bells that have rung, with one system call if none has.
+    fn look_at_bells(&self) {
+        let mut fds: SmallVec<[PollFd<'_>; 8]> =
+            self.groups.iter().map(|bell| PollFd::new(&**bell, PollFlags::IN)).collect();
+        // A failure leaves the bells to the event loop.
+        if !matches!(poll(&mut fds, Some(&Timespec::default())), Ok(rung) if rung > 0) {
+            return;
+        }
+        for (group, _) in fds.iter().enumerate().filter(|(_, fd)| fd.revents().contains(PollFlags::IN)) {
+            self.groups[group].clear();
+            self.device.rang(group);
+        }
+    }
+
     fn rang(&self, data: u32) {
         if data == RDMA_WORK {
             self.work.clear();

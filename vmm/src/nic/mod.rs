@@ -4,6 +4,7 @@
 //! thread waits for; vCPU threads come in for registers and commands only.
 
 mod events;
+mod inbox;
 mod port;
 
 use std::sync::Arc;

@@ -201,7 +201,7 @@ impl Device for Pvrdma {
         vec![
             bar(BAR_MSIX, PAGE_SIZE, BarKind::Memory32),
             bar(BAR_REGISTERS, PAGE_SIZE, BarKind::Memory32),
-            bar(BAR_UAR, doorbells, BarKind::Memory64),
+            bar(BAR_UAR, doorbells, BarKind::Memory32),
         ]
     }
 

@@ -8,6 +8,7 @@ mod case;
 mod runner;
 
 pub use case::{Case, Outcome, Stage, Stand};
+pub use runner::journal;
 
 use anyhow::Result;
 

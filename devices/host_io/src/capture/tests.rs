@@ -135,9 +135,10 @@ fn frames_beyond_the_buffer_are_left_out_and_the_next_one_says_how_many() {
     });
     drop(file);
     let bytes = reading.join().unwrap().unwrap();
-    let (_, _, left_out, data) = packets(&bytes[..]).pop().unwrap();
-    assert_eq!(data, [8; 60]);
-    assert!(left_out >= counters.dropped);
+    let packets = packets(&bytes[..]);
+    assert_eq!(packets.last().unwrap().3, [8; 60]);
+    // Room may have come and gone before the last frame: then an earlier one tells of some.
+    assert!(packets.iter().map(|(_, _, left_out, _)| left_out).sum::<u64>() >= counters.dropped);
 }
 
 #[test]

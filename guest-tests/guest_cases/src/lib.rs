@@ -43,7 +43,7 @@ pub struct Case<M> {
 /// All tests.
 pub fn cases<M: Machine>() -> [Case<M>; 6] {
     [
-        Case { name: "port-is-active", run: objects::port_is_active },
+        Case { name: "port-is-described", run: objects::port_is_described },
         Case { name: "objects-come-and-go", run: objects::come_and_go },
         Case { name: "sends-arrive", run: traffic::sends_arrive },
         Case { name: "writes-and-reads-move-bytes", run: traffic::writes_and_reads_move_bytes },

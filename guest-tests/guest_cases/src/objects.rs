@@ -7,14 +7,22 @@ use pvrdma_driver::Driver;
 use crate::node::{Node, cannot};
 use crate::{Machine, Outcome};
 
+/// `IB_PORT_DOWN`
+const DOWN: u32 = 1;
 /// `IB_PORT_ACTIVE`
 const ACTIVE: u32 = 4;
 
-/// The port is active once the device is.
-pub fn port_is_active<M: Machine>(driver: &Driver<M>) -> Outcome {
+/// The port says what a driver needs to know. It is down in a guest that never brings the paired interface up.
+pub fn port_is_described<M: Machine>(driver: &Driver<M>) -> Outcome {
     let port = driver.query_port().map_err(cannot("query the port"))?;
-    let state = port.state;
-    if state == ACTIVE { Ok(()) } else { Err(format!("The port is in state {state}")) }
+    let (state, mtu, max_mtu) = (port.state, port.active_mtu, port.max_mtu);
+    if state != ACTIVE && state != DOWN {
+        return Err(format!("The port is in state {state}"));
+    }
+    if !(1..=max_mtu).contains(&mtu) || port.gid_tbl_len == 0 || port.pkey_tbl_len == 0 {
+        return Err(format!("The port has path MTU {mtu} of {max_mtu}, or an empty table"));
+    }
+    Ok(())
 }
 
 /// A process can be made and unmade over and over, which it could not if anything were kept.

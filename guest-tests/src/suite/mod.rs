@@ -24,3 +24,8 @@ pub fn run(setup: &Setup, only: &[String]) -> Result<bool> {
     println!("Guests run {}.", setup.way.describe());
     runner::run(setup, cases::stages(), only)
 }
+
+/// Ends a suite whose lab broke too often: what it did not come to is skipped. Gives whether none failed and some passed.
+pub fn give_up(setup: &Setup, only: &[String]) -> bool {
+    runner::give_up(setup, cases::stages(), only)
+}

@@ -112,7 +112,7 @@ fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
                 Err(error) => Err(error),
             };
             let broken = result.is_err()
-                && guests.as_ref().is_some_and(|running| {
+                && guests.as_ref().is_none_or(|running| {
                     running.keep();
                     !is_alive(running)
                 });

@@ -131,7 +131,7 @@ fn parse_disk(text: &str) -> Result<(Option<char>, PathBuf), String> {
     }
 }
 
-/// Labs that a suite gets: the emulated processor can bring the lab's own kernel down.
+/// Labs that a suite gets: its own kernel has been seen to go down.
 const LABS: u32 = 3;
 
 /// Arguments of the test suite.

@@ -123,7 +123,7 @@ fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
         };
         let (mut result, mut broken) = attempt();
         if broken && setup.way != Way::Direct {
-            // The emulated processor of the lab loses a nested guest now and then.
+            // Nested guests die at random; whose fault that is, is not known (docs/testing.md).
             println!("A guest broke under {}; trying that once more", case.name);
             (result, broken) = attempt();
         }

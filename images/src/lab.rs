@@ -30,7 +30,7 @@ pub fn is_inside() -> bool {
 pub struct LabOptions {
     /// Memory of the lab host in MiB, out of which nested guests are served.
     pub memory_mib: u32,
-    /// Processors of the lab host.
+    /// Processors that commands run on. The lab host has one more, which it keeps for itself.
     pub cpus: u32,
     /// Whether the command gets the user's terminal, with Ctrl-C passed on to it and Ctrl-] x to end the lab. If not, its
     /// standard input is empty and Ctrl-C ends the lab.

@@ -30,7 +30,7 @@ const TOOLS: &[host::Tool] = &[
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Leave out the tests that boot guests.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only")]
     no_guests: bool,
     /// What to run of the tests that boot guests.
     #[command(flatten)]
@@ -44,6 +44,9 @@ impl Arguments {
         eprintln!("[1/3] set-up");
         let built_with = PACKAGES.map(|(path, package)| host::Tool { path, package });
         host::require(&cache, &[host::BUILD, host::LAB, TOOLS, &built_with].concat())?;
+        if !self.suite.only.is_empty() {
+            return Ok(guest_tests::cli::suite(self.suite, &cache)?.into());
+        }
         eprintln!("[2/3] tests that run in a process ({} so far)", minutes(begin.elapsed()));
         let (passed, results) = unit_tests()?;
         let units = begin.elapsed();

@@ -8,7 +8,6 @@ mod case;
 mod runner;
 
 pub use case::{Case, Outcome, Stage, Stand};
-pub use runner::journal;
 
 use anyhow::Result;
 
@@ -23,9 +22,4 @@ use crate::setup::Setup;
 pub fn run(setup: &Setup, only: &[String]) -> Result<bool> {
     println!("Guests run {}.", setup.way.describe());
     runner::run(setup, cases::stages(), only)
-}
-
-/// Ends a suite whose lab broke too often: what it did not come to is skipped. Gives whether none failed and some passed.
-pub fn give_up(setup: &Setup, only: &[String]) -> bool {
-    runner::give_up(setup, cases::stages(), only)
 }

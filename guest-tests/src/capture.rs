@@ -3,12 +3,18 @@
 //! The check of the invariant CRC is written from the specification and shares no code with the engine that made the
 //! frames.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, BufWriter};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pcap_file::pcapng::{Block, PcapNgReader};
+use pcap_file::DataLink;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
+use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 
 /// UDP destination port of RoCE v2.
 const ROCE_PORT: [u8; 2] = 4791u16.to_be_bytes();
@@ -35,20 +41,89 @@ pub struct Counts {
 ///
 /// When the file is none.
 pub fn count(path: &Path) -> Result<Counts> {
+    let mut counts = Counts::default();
+    for_each_frame(path, |frame| {
+        counts.frames += 1;
+        if let Some(right) = invariant_crc_is_right(frame) {
+            counts.roce += 1;
+            counts.wrong_crc += u64::from(!right);
+        }
+        Ok(())
+    })?;
+    Ok(counts)
+}
+
+/// Copies the first `each` RoCE v2 frames of every kind (IP version and opcode) of a pcapng file into a new one. Gives how
+/// many there were of each kind.
+///
+/// # Errors
+///
+/// When the file is none, or the new one cannot be written.
+pub fn sample(path: &Path, each: u32, new: &Path) -> Result<BTreeMap<Kind, u32>> {
+    let cannot = || format!("Cannot write {}", new.display());
+    let file = File::create(new).with_context(cannot)?;
+    let mut writer = PcapNgWriter::new(BufWriter::new(file)).with_context(cannot)?;
+    writer
+        .write_pcapng_block(InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: 0,
+            options: vec![],
+        })
+        .with_context(cannot)?;
+    let mut kinds = BTreeMap::new();
+    for_each_frame(path, |frame| {
+        let Some(kind) = Kind::of(frame) else { return Ok(()) };
+        let taken = kinds.entry(kind).or_insert(0);
+        if *taken == each {
+            return Ok(());
+        }
+        *taken += 1;
+        writer.write_pcapng_block(block(frame)).with_context(cannot).map(drop)
+    })?;
+    Ok(kinds)
+}
+
+fn block(frame: &[u8]) -> EnhancedPacketBlock<'_> {
+    let original_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+    let (timestamp, options) = (Duration::ZERO, Vec::new());
+    EnhancedPacketBlock { interface_id: 0, timestamp, original_len, data: Cow::Borrowed(frame), options }
+}
+
+/// Calls `see` with every frame of a pcapng file.
+fn for_each_frame(path: &Path, mut see: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let file = File::open(path).with_context(|| format!("Cannot read {}", path.display()))?;
     let mut reader = PcapNgReader::new(BufReader::new(file))
         .with_context(|| format!("{} is no pcapng file", path.display()))?;
-    let mut counts = Counts::default();
     while let Some(Ok(block)) = reader.next_block() {
         if let Block::EnhancedPacket(packet) = block {
-            counts.frames += 1;
-            if let Some(right) = invariant_crc_is_right(&packet.data) {
-                counts.roce += 1;
-                counts.wrong_crc += u64::from(!right);
-            }
+            see(&packet.data)?;
         }
     }
-    Ok(counts)
+    Ok(())
+}
+
+/// What a RoCE v2 frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// 4 or 6.
+    pub ip_version: u8,
+    /// Opcode of its base transport header.
+    pub opcode: u8,
+}
+
+impl Kind {
+    /// The kind of a frame; nothing for other frames than RoCE v2.
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let mut packet = frame.get(ETHERNET..)?.to_vec();
+        let (ip_version, (udp, end)) = match frame.get(12..ETHERNET)? {
+            [0x08, 0x00] => (4, mask_ipv4(&mut packet)?),
+            [0x86, 0xdd] => (6, mask_ipv6(&mut packet)?),
+            _ => return None,
+        };
+        let long_enough = end >= udp + UDP + SHORTEST;
+        (long_enough && packet[udp + 2..udp + 4] == ROCE_PORT)
+            .then(|| Self { ip_version, opcode: packet[udp + UDP] })
+    }
 }
 
 /// Whether the invariant CRC of a RoCE v2 frame is right; nothing for other frames.
@@ -117,6 +192,26 @@ mod tests {
     #[test]
     fn crc_of_a_hardware_frame_is_right() {
         assert_eq!(invariant_crc_is_right(&CNP), Some(true));
+        assert_eq!(Kind::of(&CNP), Some(Kind { ip_version: 4, opcode: 0x81 }));
+    }
+
+    #[test]
+    fn sample_has_so_many_of_each_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, part) = (dir.path().join("whole"), dir.path().join("part"));
+        let mut writer = PcapNgWriter::new(File::create(&whole).unwrap()).unwrap();
+        let interface =
+            InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: 0, options: vec![] };
+        writer.write_pcapng_block(interface).unwrap();
+        let mut other = CNP;
+        other[42] = 4;
+        for frame in [&CNP[..], &other, &CNP, &CNP[..50], &CNP, &other] {
+            writer.write_pcapng_block(block(frame)).unwrap();
+        }
+        drop(writer);
+        let kind = |opcode| Kind { ip_version: 4, opcode };
+        assert_eq!(sample(&whole, 2, &part).unwrap(), BTreeMap::from([(kind(4), 2), (kind(0x81), 2)]));
+        assert_eq!(count(&part).unwrap(), Counts { frames: 4, roce: 4, wrong_crc: 2 });
     }
 
     #[test]

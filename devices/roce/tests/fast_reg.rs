@@ -6,8 +6,8 @@ use common::node::{HEAP, PD, RAM};
 use common::wr::{SEND, statuses, va};
 use common::{Connection, World};
 use verbs::{
-    Access, Error, FastReg, MrId, MrInit, MrKind, PageList, Provider, SendOp, Sge, WcFlags, WcOpcode,
-    WcStatus,
+    Access, Error, FastReg, MrId, MrInit, MrKind, PageList, Provider, QpState, SendOp, Sge, WcFlags,
+    WcOpcode, WcStatus,
 };
 
 const OK: WcStatus = WcStatus::Success;
@@ -186,4 +186,22 @@ fn keys_of_a_number_differ_each_time_it_is_used() {
         world.nodes[0].provider.deregister_mr(MrId(9)).unwrap();
     }
     assert_eq!(keys.len(), 64);
+}
+
+#[test]
+fn straggler_of_a_read_that_was_done_before_its_key_went_away_fails_nobody() {
+    let mut world = World::new();
+    world.connect(1, Connection::default());
+    world.recording = Some(vec![]);
+    let keys = world.nodes[1].register(9, 0x5000, TARGET, 0x1000, Access::REMOTE_READ);
+    world.nodes[0].send(1, 1, SendOp::Read { addr: 0x5000, rkey: keys.rkey }, HEAP, 100);
+    world.run();
+    let request = world.recording.take().unwrap().remove(0);
+    world.nodes[1].provider.deregister_mr(MrId(9)).unwrap();
+    world.nodes[1].provider.receive(world.now, &request);
+    world.run();
+    assert_eq!(world.nodes[1].provider.counters().remote_access_naks_sent, 1);
+    for node in &mut world.nodes {
+        assert_eq!((node.async_events(), node.state(1)), (vec![], QpState::Rts));
+    }
 }

@@ -5,10 +5,10 @@ use std::mem;
 use verbs::{QpState, WcStatus};
 
 use super::Reply;
+use super::read::Response;
 use crate::engine::plan::Outgoing;
 use crate::engine::qp::Qp;
 use crate::engine::shared::Shared;
-use crate::psn::Psn;
 use crate::wire::{Aeth, NakCode, Pdu, Syndrome};
 
 impl Qp {
@@ -20,7 +20,7 @@ impl Qp {
         if let Some(response) = self.resp.responses.front().copied() {
             match self.response_packet(cx, response) {
                 Ok(out) => return Some(out),
-                Err(_) => self.withdraw(cx, response.psn),
+                Err(_) => self.withdraw(cx, response),
             }
         }
         let (psn, syndrome) = match mem::take(&mut self.resp.reply) {
@@ -34,10 +34,18 @@ impl Qp {
     }
 
     /// A READ cannot be answered to its end: the memory is no longer granted.
-    fn withdraw(&mut self, cx: &mut Shared, psn: Psn) {
+    ///
+    /// A duplicate may be a straggler of a READ that was done long before its key was invalidated. So it is refused and
+    /// nothing more: who still waits for its answer hears that, and nobody else has a connection fail.
+    fn withdraw(&mut self, cx: &mut Shared, response: Response) {
         self.resp.responses.clear();
-        if self.state() != QpState::Err {
-            self.close(cx, NakCode::RemoteAccess, psn, WcStatus::RemAccessErr, None);
+        if response.again {
+            if self.resp.reply == Reply::Nothing {
+                cx.counters.remote_access_naks_sent += 1;
+                self.resp.reply = Reply::Nak(NakCode::RemoteAccess, response.psn);
+            }
+        } else if self.state() != QpState::Err {
+            self.close(cx, NakCode::RemoteAccess, response.psn, WcStatus::RemAccessErr, None);
         }
     }
 

@@ -5,6 +5,7 @@ mod cargo;
 mod images;
 mod lab;
 mod prepush;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ enum Command {
     Guests(Box<cli::GuestsArguments>),
     Test(test::Arguments),
     Bench(bench::Arguments),
+    Soak(soak::Arguments),
     Images(images::Arguments),
     Lab(lab::Arguments),
     Prepush(prepush::Arguments),
@@ -58,6 +60,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Inside(arguments) => Ok(cli::inside(arguments)?.into()),
         Command::Test(arguments) => arguments.run(),
         Command::Bench(arguments) => arguments.run(),
+        Command::Soak(arguments) => arguments.run(),
         Command::Images(arguments) => arguments.run(),
         Command::Lab(arguments) => arguments.run(),
         Command::Prepush(arguments) => arguments.run(),

@@ -127,18 +127,23 @@ impl World {
     }
 
     fn run_until(&mut self, end: Instant) {
-        loop {
-            self.work();
-            let frame = self.in_flight.keys().next().map(|(at, _)| *at);
-            let timers = self.nodes.iter().filter_map(|node| node.provider.next_deadline());
-            let Some(next) = timers.chain(frame).min() else { return };
-            if next > end {
-                self.now = end;
-                return;
-            }
-            self.now = self.now.max(next);
-            self.deliver();
+        while self.step(end) {}
+    }
+
+    /// Does what is due, then moves to the next time at which something happens and delivers what arrives then. Returns
+    /// `false` when that is after `end`, or nothing is left.
+    pub fn step(&mut self, end: Instant) -> bool {
+        self.work();
+        let frame = self.in_flight.keys().next().map(|(at, _)| *at);
+        let timers = self.nodes.iter().filter_map(|node| node.provider.next_deadline());
+        let Some(next) = timers.chain(frame).min() else { return false };
+        if next > end {
+            self.now = end;
+            return false;
         }
+        self.now = self.now.max(next);
+        self.deliver();
+        true
     }
 
     /// Lets both nodes do what is due now, and takes what they send.

@@ -1,0 +1,88 @@
+//! Random loads on two devices, judged by a model that knows nothing of packets.
+//!
+//! A seed stands for a load: its wire, connections, attributes and requests. `./dev soak engine` runs as many as there is
+//! time for, and repeats one by its seed.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod area;
+mod load;
+mod mail;
+mod model;
+mod plan;
+mod planted;
+mod traffic;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use load::{Load, Outcome};
+use plan::{Plan, Wire};
+
+/// From good to hopeless; which one a load has is in its seed.
+const WIRES: [Wire; 7] = [
+    Wire::GOOD,
+    Wire { loss: 1, duplication: 1, reordering: 1, dies: false },
+    Wire { loss: 0, duplication: 30, reordering: 0, dies: false },
+    Wire { loss: 0, duplication: 0, reordering: 50, dies: false },
+    Wire { loss: 10, duplication: 10, reordering: 10, dies: false },
+    Wire { loss: 50, duplication: 50, reordering: 50, dies: false },
+    Wire { dies: true, ..Wire::GOOD },
+];
+
+/// Time between two lines of the soak's report.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+fn plan(seed: u64) -> Plan {
+    Plan::new(seed, WIRES[(seed % WIRES.len() as u64) as usize])
+}
+
+fn run(seed: u64) -> Outcome {
+    let plan = plan(seed);
+    let tell =
+        |why: String| panic!("{why}\nRepeat it with: ./dev soak engine --minutes 0 --seed {seed}\n{plan:?}");
+    Load::new(plan.clone()).run().unwrap_or_else(tell)
+}
+
+#[test]
+fn loads_are_exact_or_fail_as_they_must() {
+    let outcomes: Vec<_> = (0..70).map(run).collect();
+    assert!(outcomes.iter().any(|outcome| outcome.failed));
+    assert!(outcomes.iter().any(|outcome| !outcome.failed && outcome.retransmitted > 0));
+    assert!(outcomes.iter().map(|outcome| outcome.completions).sum::<u64>() > 5_000);
+}
+
+fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+}
+
+#[test]
+#[ignore = "takes as long as it is told; see ./dev soak --help"]
+fn soak() {
+    let time = Duration::from_secs(60 * setting("VERBENA_SOAK_MINUTES").unwrap_or(1));
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() << 16);
+    let first = setting("VERBENA_SOAK_SEED").unwrap_or_else(clock);
+    println!("First seed {first}");
+    let (begin, mut told) = (Instant::now(), Duration::ZERO);
+    let mut seed = first;
+    let mut total = [0; 4];
+    while begin.elapsed() < time || seed == first {
+        let outcome = run(seed);
+        seed += 1;
+        total[0] += 1;
+        total[1] += outcome.completions;
+        total[2] += outcome.retransmitted;
+        total[3] += u64::from(outcome.failed);
+        if begin.elapsed() - told >= REPORT_EVERY || begin.elapsed() >= time {
+            told = begin.elapsed();
+            let [loads, completions, retransmitted, failed] = total;
+            println!(
+                "{:4} s: seeds {first} to {}: {loads} loads exact, of which {failed} had queue pairs that failed as \
+                 they must; {completions} completions, {retransmitted} packets sent again",
+                told.as_secs(),
+                seed - 1
+            );
+        }
+    }
+}

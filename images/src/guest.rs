@@ -27,6 +27,7 @@ const PACKAGES: &[&str] = &[
     "iperf3",
     "iproute2",
     "iputils-ping",
+    "kexec-tools",
     "kmod",
     "libibverbs1",
     "pciutils",
@@ -55,7 +56,7 @@ const BASE_FILES: &[&str] = &[
 
 /// Programs that bring large libraries along.
 const EXTRA_FILES: &[&str] =
-    &["bin/kmod", "bin/ping", "usr/bin/iperf3", "usr/bin/lspci", "usr/share/misc/pci.ids"];
+    &["bin/kmod", "bin/ping", "sbin/kexec", "usr/bin/iperf3", "usr/bin/lspci", "usr/share/misc/pci.ids"];
 
 /// Modules that every guest loads at start, in this order. The RDMA driver looks for a bound vmxnet3 and does not
 /// look again, so vmxnet3 comes before it.
@@ -99,7 +100,7 @@ const EXTRA_MODULES: &[&str] = &[
 pub struct GuestInitramfs {
     /// Boots by itself: busybox, drivers, verbs tools, `ip`, `rdma`, `ethtool`.
     pub base: PathBuf,
-    /// To be appended to the base when needed: iperf3, ping, lspci, kmod, and the modules of storage over RDMA.
+    /// To be appended to the base when needed: iperf3, ping, lspci, kexec, kmod, and the modules of storage over RDMA.
     pub extra: PathBuf,
 }
 

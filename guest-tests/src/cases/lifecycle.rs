@@ -18,6 +18,7 @@ pub fn cases() -> Vec<Case> {
         Case::may_skip("lifecycle/function-reset-brings-the-device-back", function_reset),
         Case::new("lifecycle/driver-unloads-under-load", unload_under_load),
         Case::new("lifecycle/guest-reboots-under-load", reboot_under_load),
+        Case::new("lifecycle/guest-starts-a-kernel-by-kexec-under-load", kexec_under_load),
     ]
 }
 
@@ -74,6 +75,29 @@ fn reboot_under_load(stand: &mut Stand<'_>) -> Result<()> {
     drop(load);
     stand.b().reboot(REBOOT_TIMEOUT)?;
     ensure!(stand.b().lives() == lives + 1, "The guest came up {} times", stand.b().lives() - lives);
+    in_a.kill()?;
+    still_works(stand)
+}
+
+/// The new kernel finds a device that its predecessor's driver left as it was: no reset, no unbind.
+fn kexec_under_load(stand: &mut Stand<'_>) -> Result<()> {
+    // Loaded beforehand, so that the load still runs when the kernel goes. Checksums of the images would take longer
+    // than the boot. The word tells the new kernel from one that a reset of the machine has started.
+    stand.b().must(
+        "kexec --load /dev/vda --args-linux --initrd=/dev/vdb --append=\"$(cat /proc/cmdline) verbena.kexec\" --no-checks",
+    )?;
+    let mut load = start_load(stand)?;
+    let lives = stand.b().lives();
+    let in_a = load.swap_remove(0);
+    let jump = stand.b().start("kexec --exec --no-ifdown");
+    stand.b().wait_ready(lives + 1, REBOOT_TIMEOUT)?;
+    drop((load, jump));
+    ensure!(stand.b().lives() == lives + 1, "The guest came up {} times", stand.b().lives() - lives);
+    let words = stand.b().must("cat /proc/cmdline")?;
+    ensure!(
+        words.contains("verbena.kexec"),
+        "The machine was reset, its kernel has the command line {words}"
+    );
     in_a.kill()?;
     still_works(stand)
 }

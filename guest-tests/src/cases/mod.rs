@@ -48,6 +48,7 @@ fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
     let mut options = setup.options()?;
     options.initramfs.push(setup.stock.extra.clone());
     options.may_reboot = true;
+    options.own_images = true;
     options.capture = true;
     Ok(options)
 }

@@ -1,7 +1,7 @@
 //! A set of guests on one switch.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use super::error::GuestError;
 use super::guest::Guest;
 use super::overlay::Overlay;
 use super::process::Process;
-use super::vm::{Files, command};
+use super::vm::{Files, KERNEL_DISK, command};
 
 /// How long a VMM may take to open its sockets.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,6 +34,9 @@ pub struct Disk {
     /// The one guest that gets it, and may write to it; all guests get it to read when absent.
     pub guest: Option<char>,
 }
+
+/// What the size of a disk is a multiple of.
+const SECTOR: u64 = 512;
 
 /// Largest file that is kept after a failure. A way out of the lab takes seconds a megabyte.
 const KEPT_BYTES: u64 = 32 << 20;
@@ -63,6 +66,8 @@ pub struct Options {
     pub mtu: Option<u16>,
     /// Raw disks, in the order the guests see them.
     pub disks: Vec<Disk>,
+    /// Whether guests have their kernel and their initramfs as disks behind the others, to start themselves again.
+    pub own_images: bool,
     /// Words to add to the kernel command line.
     pub command_line: String,
     /// Arguments to add to `verbena run`.
@@ -92,6 +97,7 @@ impl Default for Options {
             nics: 1,
             mtu: None,
             disks: Vec::new(),
+            own_images: false,
             command_line: STOCK_WORDS.into(),
             extra_arguments: Vec::new(),
             may_reboot: false,
@@ -145,6 +151,9 @@ impl Guests {
         let directory = self.directory.path().to_path_buf();
         let initramfs = directory.join("initramfs");
         write_initramfs(options, &initramfs)?;
+        if options.own_images {
+            copy_kernel(options, &initramfs)?;
+        }
         let switch = directory.join("switch");
         if options.nics > 0 {
             self._switch = Some(start_switch(options, &switch)?);
@@ -259,10 +268,28 @@ fn write_initramfs(options: &Options, to: &Path) -> Result<(), GuestError> {
     let mut whole = File::create(to).map_err(file(to))?;
     for archive in &options.initramfs {
         let mut part = File::open(archive).map_err(file(archive))?;
-        let size = io::copy(&mut part, &mut whole).map_err(file(archive))?;
-        whole.write_all(&[0; 4][..(size.next_multiple_of(4) - size) as usize]).map_err(file(to))?;
+        io::copy(&mut part, &mut whole).map_err(file(archive))?;
+        pad(&mut whole, 4).map_err(file(to))?;
     }
-    overlay.archive(&mut whole).map_err(file(to))
+    overlay.archive(&mut whole).map_err(file(to))?;
+    pad(&mut whole, SECTOR).map_err(file(to))
+}
+
+/// Copies the kernel beside the initramfs, as a disk.
+fn copy_kernel(options: &Options, initramfs: &Path) -> Result<(), GuestError> {
+    let copy = || {
+        let mut disk = File::create(initramfs.with_file_name(KERNEL_DISK))?;
+        io::copy(&mut File::open(&options.kernel)?, &mut disk)?;
+        pad(&mut disk, SECTOR)
+    };
+    copy().map_err(|source| GuestError::File { path: options.kernel.clone(), source })
+}
+
+/// Fills a file up with zeros to a multiple of `unit` bytes.
+fn pad(file: &mut File, unit: u64) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    file.set_len(length.next_multiple_of(unit))?;
+    file.seek(SeekFrom::End(0)).map(drop)
 }
 
 fn start_switch(options: &Options, socket: &Path) -> Result<Process, GuestError> {

@@ -6,6 +6,9 @@ use std::process::Command;
 use super::address::{Address, Nic};
 use super::set::Options;
 
+/// Name of the kernel's copy in the directory of a set, for guests that have it as a disk.
+pub const KERNEL_DISK: &str = "kernel.disk";
+
 /// Files of one VM in the directory of its set.
 pub struct Files<'a> {
     /// The set's directory.
@@ -66,6 +69,11 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     {
         let readonly = if disk.guest.is_none() { "on" } else { "off" };
         flag("--disk", format!("path={},readonly={readonly}", disk.path.display()));
+    }
+    if options.own_images {
+        for image in [&files.directory.join(KERNEL_DISK), files.initramfs] {
+            flag("--disk", format!("path={},readonly=on", image.display()));
+        }
     }
     command.args(&options.extra_arguments);
     command

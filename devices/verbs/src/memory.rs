@@ -89,6 +89,22 @@ impl PageList {
         }
     }
 
+    /// First address and bytes of each run of neighbouring pages, in order.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+        let size = self.page_size();
+        let (run, scattered) = match &self.layout {
+            Layout::Run { first } => (Some((*first, u64::from(self.pages) << self.page_shift)), &[][..]),
+            Layout::Scattered(pages) => (None, &pages[..]),
+        };
+        let neighbours = scattered.chunk_by(|a, b| a.checked_add(1) == Some(*b));
+        let shift = self.page_shift;
+        let as_bytes = move |run: &[u32]| {
+            let first = run.first().map_or(0, |page| u64::from(*page) << shift);
+            (first, run.len() as u64 * size)
+        };
+        run.into_iter().chain(neighbours.map(as_bytes))
+    }
+
     /// Appends the segments of the `len` bytes that start `offset` bytes into the first page to `out`, joining
     /// neighbours. Returns `false`, with `out` unspecified, when the range passes the last page.
     #[must_use]
@@ -190,6 +206,13 @@ mod tests {
         assert_eq!(segments(&list, 0x1fff, 2), None);
         assert_eq!(segments(&list, u64::MAX, 2), None);
         assert_eq!(segments(&list, 0x2000, 0), Some(vec![]));
+    }
+
+    #[test]
+    fn runs_are_as_long_as_pages_are_neighbours() {
+        let runs = |pages: &[u64]| PageList::new(12, pages).unwrap().runs().collect::<Vec<_>>();
+        assert_eq!(runs(&[0x5000, 0x6000]), [(0x5000, 0x2000)]);
+        assert_eq!(runs(&[0x9000, 0x5000, 0x6000]), [(0x9000, 0x1000), (0x5000, 0x2000)]);
     }
 
     #[test]

@@ -1,27 +1,15 @@
 //! Memory regions: from keys and addresses to guest memory.
 
-use device_model::ram::GuestRam;
 use verbs::{Access, Error, FastReg, Keys, MrId, MrInit, MrKind, PageList, PdId, Segment, Segments};
 
 use super::keys::Permutation;
+use super::ram::{self, RamMap};
 use super::table::Table;
 
 /// Bits of a key's index that number the region; the rest counts re-use of the number.
 const ID_BITS: u32 = 17;
 /// Most memory regions.
 pub(crate) const MAX_MR: u32 = 1 << ID_BITS;
-
-/// Which guest-physical ranges are RAM, for regions that cover all of it.
-pub trait RamMap: Send {
-    /// Whether the whole range is RAM that one access can reach.
-    fn is_ram(&self, gpa: u64, len: u32) -> bool;
-}
-
-impl<T: GuestRam + ?Sized> RamMap for std::sync::Arc<T> {
-    fn is_ram(&self, gpa: u64, len: u32) -> bool {
-        self.slice(gpa, len as usize).is_ok()
-    }
-}
 
 /// A key does not grant what was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +35,8 @@ struct Mr {
     length: u64,
     access: Access,
     memory: Memory,
+    /// Neighbouring pages may lie in different regions of RAM, so that no access reaches both.
+    straddles: bool,
 }
 
 /// All memory regions of a device.
@@ -70,13 +60,14 @@ impl MrTable {
         let index = self.secret.hide(generation << ID_BITS | mr.0);
         let variant = (self.secret.hide(index) ^ self.created) & 0xff;
         let key = index << 8 | variant;
+        let straddles = matches!(&init.kind, MrKind::Pages(pages) if ram::straddles(&*self.ram, pages));
         let memory = match init.kind {
             MrKind::Pages(pages) => Memory::Pages(pages),
             MrKind::Dma => Memory::Dma,
             MrKind::FastReg { max_pages } => Memory::Fast { max_pages, pages: None },
         };
         let MrInit { pd, iova, length, access, .. } = init;
-        self.regions.insert(mr.0, Mr { key, pd, iova, length, access, memory })?;
+        self.regions.insert(mr.0, Mr { key, pd, iova, length, access, memory, straddles })?;
         Ok(Keys { lkey: key, rkey: key })
     }
 
@@ -115,7 +106,7 @@ impl MrTable {
     ) -> Result<(), Denied> {
         let mr = self.granted(key, pd, addr, len, access)?;
         match mr.memory {
-            Memory::Dma if len > 0 && !self.ram.is_ram(addr, len) => Err(Denied),
+            Memory::Dma => ram::reach(&*self.ram, Segment { gpa: addr, len }, |_| {}),
             _ => Ok(()),
         }
     }
@@ -132,20 +123,26 @@ impl MrTable {
     ) -> Result<(), Denied> {
         let mr = self.granted(key, pd, addr, len, access)?;
         let pages = match &mr.memory {
-            Memory::Dma if len == 0 => return Ok(()),
-            Memory::Dma if self.ram.is_ram(addr, len) => {
-                out.push(Segment { gpa: addr, len });
-                return Ok(());
+            Memory::Dma => {
+                return ram::reach(&*self.ram, Segment { gpa: addr, len }, |part| out.push(part));
             }
             Memory::Pages(pages) | Memory::Fast { pages: Some(pages), .. } => pages,
-            Memory::Dma | Memory::Fast { pages: None, .. } => return Err(Denied),
+            Memory::Fast { pages: None, .. } => return Err(Denied),
         };
-        let first = mr.iova & (pages.page_size() - 1);
-        if pages.resolve(first + (addr - mr.iova), len, out) { Ok(()) } else { Err(Denied) }
+        let offset = (mr.iova & (pages.page_size() - 1)) + (addr - mr.iova);
+        if !mr.straddles {
+            return if pages.resolve(offset, len, out) { Ok(()) } else { Err(Denied) };
+        }
+        let mut joined = Segments::new();
+        if !pages.resolve(offset, len, &mut joined) {
+            return Err(Denied);
+        }
+        joined.into_iter().try_for_each(|segment| ram::reach(&*self.ram, segment, |part| out.push(part)))
     }
 
     /// Gives pages to a fast-registration region.
     pub(crate) fn fast_register(&mut self, pd: PdId, reg: FastReg) -> Result<(), Denied> {
+        let straddles = ram::straddles(&*self.ram, &reg.pages);
         let mr = self.by_index(reg.key, pd)?;
         let Memory::Fast { max_pages, pages: pages @ None } = &mut mr.memory else { return Err(Denied) };
         let (size, length) = (reg.pages.page_size(), u64::from(reg.length));
@@ -155,6 +152,7 @@ impl MrTable {
             return Err(Denied);
         }
         reg.iova.checked_add(length).ok_or(Denied)?;
+        mr.straddles = straddles;
         *pages = Some(reg.pages);
         (mr.key, mr.iova, mr.length, mr.access) = (reg.key, reg.iova, length, reg.access);
         Ok(())

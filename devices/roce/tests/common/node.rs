@@ -45,7 +45,12 @@ impl Node {
     }
 
     pub fn with(number: u8, mtu: u16, engine: Config) -> Self {
-        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM as usize)]).unwrap());
+        Self::with_ram(number, mtu, engine, &[(GuestAddress(0), RAM as usize)])
+    }
+
+    /// A node whose RAM is in several regions.
+    pub fn with_ram(number: u8, mtu: u16, engine: Config, regions: &[(GuestAddress, usize)]) -> Self {
+        let ram = Arc::new(Ram::from_ranges(regions).unwrap());
         let link = Arc::new(TestLink::new(mtu));
         let mac = MacAddr([2, 0, 0, 0, 0, number]);
         let config = RoceConfig { mac, engine: Config { secret: u64::from(number), ..engine } };

@@ -4,10 +4,13 @@ mod common;
 
 use std::fmt::Write;
 
-use common::node::rc_steps;
+use common::node::{HEAP, HEAP_VA, rc_steps};
+use common::wr::statuses;
 use common::{Connection, Node, World};
 use roce::engine::qp::states;
-use verbs::{Access, Error, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, QpType, Qpn};
+use verbs::{
+    Access, Error, GidEntry, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, QpType, Qpn, SendOp, WcStatus,
+};
 
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
@@ -199,4 +202,20 @@ fn unsupported_attributes_are_named() {
     let attr = good(&world.nodes[1], QpState::Rts);
     let result = world.modify(0, 1, &attr, QpAttrMask::ALT_PATH);
     assert!(matches!(result, Err(Error::Unsupported(_))));
+}
+
+#[test]
+fn address_is_own_until_the_last_of_its_rows_is_gone() {
+    let mut world = World::new();
+    world.connect(1, Connection::default());
+    let gid = world.nodes[1].gids()[0];
+    world.nodes[1].provider.set_gid(GidEntry { index: 5, gid }).unwrap();
+    world.nodes[1].provider.clear_gid(0).unwrap();
+    for (wr_id, status) in [(1, WcStatus::Success), (2, WcStatus::RetryExcErr)] {
+        let op = SendOp::Write { addr: HEAP_VA, rkey: world.nodes[1].keys.rkey, imm: None };
+        world.nodes[0].send(1, wr_id, op, HEAP, 10);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(wr_id, status)]);
+        world.nodes[1].provider.clear_gid(5).unwrap();
+    }
 }

@@ -244,7 +244,7 @@ pub trait Provider: Send {
     /// Destroys a queue pair and its work requests.
     fn destroy_qp(&mut self, qp: QpId) -> Result<(), Error>;
 
-    /// Sets a row of the GID table; replaces what was there.
+    /// Sets a row of the GID table; replaces what was there. An address may stand in several rows.
     fn set_gid(&mut self, entry: GidEntry) -> Result<(), Error>;
 
     /// Empties a row of the GID table. Queue pairs that use it keep sending from the address they resolved.

@@ -3,6 +3,9 @@
 use verbs::{Error, Gid};
 
 /// The GID table.
+///
+/// An address may stand in several rows, as a guest does it that has the same link-local address on several VLANs: each
+/// row stands for itself, and the address is the device's own until the last of them is gone.
 #[derive(Debug)]
 pub(crate) struct GidTable {
     /// By row; empty rows are zero.

@@ -9,7 +9,11 @@
 //! # What it does not do
 //!
 //! Unreliable connections, raw packets, memory windows, multicast, automatic path migration, more than one partition.
-//! Congestion notifications are accepted and not yet acted on.
+//!
+//! # Congestion
+//!
+//! Packets of connections are ECN-capable. A mark is answered by a congestion notification, and a notification halves the
+//! sender's window, which grows back with what gets through (`engine/congestion.rs`).
 //!
 //! # Trust
 //!

@@ -28,6 +28,8 @@ pub struct Config {
     pub min_ack_timeout: Duration,
     /// Silence after which a queue pair asks whether an acknowledgement was lost; twice as long each time.
     pub probe_after: Duration,
+    /// Shortest time between two congestion notifications of a queue pair.
+    pub cnp_interval: Duration,
     /// Packets a queue pair may send before another one has its turn.
     pub burst: u32,
 }
@@ -42,6 +44,7 @@ impl Default for Config {
             read_chunk: 256 << 10,
             min_ack_timeout: Duration::from_millis(1),
             probe_after: Duration::from_millis(10),
+            cnp_interval: Duration::from_micros(50),
             burst: 16,
         }
     }

@@ -54,6 +54,8 @@ counters! {
     remote_operation_naks_sent,
     /// NAKs received that end a connection.
     fatal_naks_received,
+    /// Congestion notifications sent.
+    cnp_sent,
     /// Congestion notifications received.
     cnp_received,
     /// Packets received with a congestion mark.

@@ -9,6 +9,7 @@
 //! Queue pairs with work stand in a ready list, those with a deadline in a heap. All others cost their memory only.
 
 pub mod config;
+mod congestion;
 pub mod counters;
 mod datagram;
 mod gids;
@@ -144,10 +145,6 @@ impl Engine {
         cx.counters.rx_packets += 1;
         cx.counters.rx_bytes += frame.payload.len() as u64;
         cx.counters.congestion_marks += u64::from(frame.congestion);
-        if frame.packet.pdu == Pdu::Cnp {
-            cx.counters.cnp_received += 1;
-            return;
-        }
         // One of two members of a partition must be a full one (IBTA 10.9.3); this side is.
         if frame.packet.p_key | P_KEY_FULL != P_KEY_DEFAULT {
             cx.counters.dropped_pkey += 1;
@@ -171,11 +168,15 @@ impl Engine {
 
     fn dispatch(cx: &mut Shared, qp: &mut Qp, frame: &Frame) {
         let packet = &frame.packet;
+        if frame.congestion && qp.is_rc() && packet.pdu != Pdu::Cnp {
+            qp.on_congestion_mark(cx);
+        }
         match packet.pdu {
             Pdu::Datagram { deth, imm } if qp.is_datagram() => qp.on_datagram(cx, frame, deth, imm),
             _ if qp.is_datagram() => cx.counters.dropped_no_qp += 1,
             _ if frame.src != qp.path.dst || frame.dst != qp.path.src => cx.counters.dropped_address += 1,
-            Pdu::Datagram { .. } | Pdu::Cnp => cx.counters.dropped_no_qp += 1,
+            Pdu::Datagram { .. } => cx.counters.dropped_no_qp += 1,
+            Pdu::Cnp => qp.on_cnp(cx),
             Pdu::Ack(_) | Pdu::ReadResponse { .. } | Pdu::AtomicAck { .. } => {
                 qp.on_response(cx, packet, &frame.payload);
             }

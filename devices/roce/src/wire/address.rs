@@ -6,6 +6,11 @@ use verbs::{AddressVector, Gid, Qpn};
 /// Time to live of packets whose address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
+/// The two bits of the traffic class that are for congestion notification (RFC 3168).
+const ECN: u8 = 0b11;
+/// Value of those bits by which a sender says that it heeds notifications.
+const ECN_CAPABLE: u8 = 0b10;
+
 /// A resolved path: what the headers below the transport header need to know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
@@ -37,6 +42,18 @@ impl Path {
             traffic_class: av.traffic_class,
             hop_limit: if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit },
         }
+    }
+
+    /// The path of packets whose sender heeds congestion notifications.
+    #[must_use]
+    pub const fn with_ecn(self) -> Self {
+        Self { traffic_class: self.traffic_class & !ECN | ECN_CAPABLE, ..self }
+    }
+
+    /// The path of packets that must not be marked.
+    #[must_use]
+    pub const fn without_ecn(self) -> Self {
+        Self { traffic_class: self.traffic_class & !ECN, ..self }
     }
 }
 

@@ -26,3 +26,27 @@ pub fn seal(frame: &mut [u8]) {
     let crc = Icrc::new(family, &frame[ETHERNET..at]).finish();
     frame[at..].copy_from_slice(&crc);
 }
+
+/// Marks a frame as a congested router does.
+pub fn mark(frame: &mut [u8]) {
+    if frame[12..14] != [0x08, 0x00] {
+        frame[ETHERNET + 1] |= 0b11 << 4;
+        return;
+    }
+    frame[ETHERNET + 1] |= 0b11;
+    frame[ETHERNET + 10..ETHERNET + 12].fill(0);
+    let words = frame[ETHERNET..ETHERNET + 20].chunks(2);
+    let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(((folded & 0xffff) + (folded >> 16)) as u16);
+    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Traffic class of a frame.
+pub fn traffic_class(frame: &[u8]) -> u8 {
+    if frame[12..14] == [0x08, 0x00] {
+        frame[ETHERNET + 1]
+    } else {
+        frame[ETHERNET] << 4 | frame[ETHERNET + 1] >> 4
+    }
+}

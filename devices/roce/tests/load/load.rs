@@ -10,7 +10,7 @@ use verbs::{
 
 use crate::area::Area;
 use crate::common::node::{CQ, Node, PD};
-use crate::common::{Rng, World};
+use crate::common::{Rng, WireFault, World, edit};
 use crate::mail::Post;
 use crate::model::{End, Model, Pool, Tolerance};
 use crate::plan::{self, Plan, SLOTS};
@@ -53,6 +53,9 @@ impl Load {
         let mut world = World::new();
         world.nodes = [1, 2].map(|number| Node::with(number, 4300, plan.config.clone()));
         world.faults = plan.wire.faults(plan.seed);
+        if plan.wire.marks > 0 {
+            world.hooks.push(marking(plan.wire.marks, plan.seed));
+        }
         let mut rng = Rng::new(plan.seed ^ 0x5eed);
         let [a, b] = &mut world.nodes;
         let areas = [Area::new(a, plan::AREA, &mut rng), Area::new(b, plan::AREA, &mut rng)];
@@ -205,6 +208,17 @@ impl Load {
         }
         self.observe()
     }
+}
+
+/// Marks some frames of those that may be marked.
+fn marking(percent: u64, seed: u64) -> WireFault {
+    let mut rng = Rng::new(!seed);
+    Box::new(move |_, mut frame| {
+        if rng.percent(percent) && edit::traffic_class(&frame) & 0b11 != 0 {
+            edit::mark(&mut frame);
+        }
+        vec![frame]
+    })
 }
 
 /// Creates all queue pairs and connects them.

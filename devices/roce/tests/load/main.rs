@@ -21,12 +21,12 @@ use plan::{Plan, Wire};
 
 /// From good to hopeless; which one a load has is in its seed.
 const WIRES: [Wire; 7] = [
-    Wire::GOOD,
-    Wire { loss: 1, duplication: 1, reordering: 1, dies: false },
-    Wire { loss: 0, duplication: 30, reordering: 0, dies: false },
-    Wire { loss: 0, duplication: 0, reordering: 50, dies: false },
-    Wire { loss: 10, duplication: 10, reordering: 10, dies: false },
-    Wire { loss: 50, duplication: 50, reordering: 50, dies: false },
+    Wire { marks: 20, ..Wire::GOOD },
+    Wire { loss: 1, duplication: 1, reordering: 1, ..Wire::GOOD },
+    Wire { duplication: 30, ..Wire::GOOD },
+    Wire { reordering: 50, ..Wire::GOOD },
+    Wire { loss: 10, duplication: 10, reordering: 10, marks: 10, dies: false },
+    Wire { loss: 50, duplication: 50, reordering: 50, ..Wire::GOOD },
     Wire { dies: true, ..Wire::GOOD },
 ];
 

@@ -58,12 +58,14 @@ pub struct Wire {
     pub loss: u64,
     pub duplication: u64,
     pub reordering: u64,
+    /// Frames that a congested router marks.
+    pub marks: u64,
     /// Nothing passes any more from the middle of the load on.
     pub dies: bool,
 }
 
 impl Wire {
-    pub const GOOD: Self = Self { loss: 0, duplication: 0, reordering: 0, dies: false };
+    pub const GOOD: Self = Self { loss: 0, duplication: 0, reordering: 0, marks: 0, dies: false };
 
     pub const fn is_good(self) -> bool {
         self.loss + self.duplication + self.reordering == 0 && !self.dies

@@ -17,7 +17,7 @@ type Events = Vec<(usize, ProviderEvent)>;
 type Struck = Arc<AtomicBool>;
 
 const DYING: Wire = Wire { dies: true, ..Wire::GOOD };
-const ROUGH: Wire = Wire { loss: 5, duplication: 5, reordering: 5, dies: false };
+const ROUGH: Wire = Wire { loss: 5, duplication: 5, reordering: 5, ..Wire::GOOD };
 
 /// Runs a few loads with a fault. Each that it strikes must fail, one of them for a reason with `word` in it.
 fn caught(wire: Wire, word: &str, plant: impl Fn(&mut Load, Struck)) {

@@ -48,7 +48,7 @@ impl Qp {
             return Err(Error::Invalid("source and destination GID are of different kinds"));
         }
         let peer = if mask.contains(QpAttrMask::DEST_QPN) { attr.dest_qpn } else { self.attr.dest_qpn };
-        Ok(Some(Path::new(src, &attr.av, self.qpn, peer)))
+        Ok(Some(Path::new(src, &attr.av, self.qpn, peer).with_ecn()))
     }
 
     fn enter(&mut self, cx: &mut Shared, from: QpState, to: QpState) {

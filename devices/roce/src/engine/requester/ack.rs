@@ -92,6 +92,7 @@ impl Qp {
             return;
         }
         self.req.window.on_progress(self.req.una.since(una));
+        self.end_slow_down();
         self.restore_budgets();
         self.req.implied_nak = false;
         if self.req.next.since(self.req.una) > self.req.sent.since(self.req.una) {

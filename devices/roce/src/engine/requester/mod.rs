@@ -129,6 +129,9 @@ pub(crate) struct Requester {
     /// The cursor went back because of a lost response, and nothing came since.
     implied_nak: bool,
     window: Window,
+    /// The window was halved when this was the first sequence number never sent; notifications before it is acknowledged are
+    /// about packets of the larger window.
+    slowed_until: Option<Psn>,
 }
 
 impl Requester {

@@ -125,6 +125,21 @@ impl Qp {
         self.wake(cx);
     }
 
+    /// Sends less at a time, once per round trip.
+    pub(crate) fn slow_down(&mut self) {
+        if self.req.slowed_until.is_none() {
+            self.req.slowed_until = Some(self.req.sent);
+            self.req.window.on_congestion();
+            self.end_slow_down();
+        }
+    }
+
+    /// Notes that what was sent before the window was halved has been acknowledged, if it has.
+    pub(super) fn end_slow_down(&mut self) {
+        let una = self.req.una;
+        self.req.slowed_until = self.req.slowed_until.filter(|sent| sent.ahead_of(una) > 0);
+    }
+
     /// Puts the cursor on the oldest unacknowledged packet.
     pub(super) const fn rewind(&mut self) {
         self.req.next = self.req.una;

@@ -37,6 +37,11 @@ impl Window {
         self.packets = (self.packets / 2).max(MIN as u16);
     }
 
+    /// The network is getting full.
+    pub(super) fn on_congestion(&mut self) {
+        self.packets = (self.packets / 2).max(MIN as u16).min(self.packets);
+    }
+
     /// Nothing is known about what is on its way.
     pub(super) const fn collapse(&mut self) {
         self.packets = 1;

@@ -17,6 +17,9 @@ impl Qp {
         if !self.is_rc() || !(self.receives() || self.resp.closing) {
             return None;
         }
+        if let Some(notification) = self.congestion_notification(cx) {
+            return Some(notification);
+        }
         if let Some(response) = self.resp.responses.front().copied() {
             match self.response_packet(cx, response) {
                 Ok(out) => return Some(out),

@@ -14,6 +14,7 @@ mod write;
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use device_model::time::Instant;
 use verbs::{AsyncEvent, QpState, RecvWr, WcOpcode, WcStatus};
 
 use self::read::Response;
@@ -70,6 +71,10 @@ pub(crate) struct Responder {
     closing: bool,
     /// The connection is known to work.
     established: bool,
+    /// A congestion notification is to be sent.
+    pub(super) cnp_due: bool,
+    /// Earliest time of the next one.
+    pub(super) cnp_after: Instant,
 }
 
 /// Why a request is not carried out.

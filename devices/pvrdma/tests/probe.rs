@@ -5,7 +5,8 @@ mod common;
 use common::{RC, Rig, SMALL, machine};
 use device_model::net::MacAddr;
 use pci::{BarKind, Device};
-use pvrdma::test_utils::{FakeProvider, MachineConfig};
+use pvrdma::test_utils::{FakeProvider, Machine, MachineConfig};
+use pvrdma::{Config, ConfigError};
 use pvrdma_driver::{Context, Driver, Error, Platform};
 use pvrdma_spec::command::{Opcode, QueryPkey, QueryPkeyResponse};
 use pvrdma_spec::register::{Control, Register, Vector};
@@ -310,4 +311,30 @@ fn c11_management_queue_pair_comes_up() {
     let user = rig.driver.create_qp(process.pd, common::GSI, (&process.cq, &process.cq), None, SMALL);
     assert!(user.is_err(), "a process has no management queue pair");
     assert!(rig.driver.create_qp(process.pd, RC, (&process.cq, &process.cq), None, SMALL).is_ok());
+}
+
+#[test]
+fn h24_devices_that_come_and_go_leave_nothing_behind() {
+    for doorbell_pages in [0, 1000].into_iter().cycle().take(100) {
+        let device = Config { doorbell_pages, ..MachineConfig::default().device };
+        let (provider, fake) = FakeProvider::new(FakeProvider::LIMITS);
+        let config = MachineConfig { device, ..MachineConfig::default() };
+        let failed = Machine::try_boot(config, |_| Box::new(provider));
+        assert_eq!(failed.err(), Some(ConfigError::DoorbellPages(doorbell_pages)));
+        assert!(fake.is_alone(), "a device that never was has no provider");
+    }
+    for _ in 0..100 {
+        let rig = Rig::new();
+        let process = rig.process(1);
+        let _qp = process.connected_qp();
+        assert!(rig.guest().registered_doorbells() > 0);
+        rig.guest().device.reset();
+        assert_eq!(rig.guest().registered_doorbells(), 0);
+        let fake = rig.fake.clone();
+        drop(process);
+        // The rig has a handle of its own.
+        let Rig { driver, fake: other } = rig;
+        drop((driver, other));
+        assert!(fake.is_alone(), "the device let go of its provider");
+    }
 }

@@ -179,51 +179,6 @@ fn c36_datagrams_arrive_behind_their_header() {
     }
 }
 
-/// C11: the management queue pairs of two kernels.
-#[test]
-fn c11_management_datagrams_pass_between_kernels() {
-    let world = World::new();
-    let ends = world.nodes.each_ref().map(|node| {
-        let pd = node.driver.create_pd(Context::KERNEL).unwrap();
-        let mr = node.driver.register_all(pd, 1).unwrap();
-        let cq = node.driver.create_cq(Context::KERNEL, 1024).unwrap();
-        let sizes = QpSizes { send_wr: 128, recv_wr: 512, send_sge: 2, recv_sge: 1 };
-        let qp = node.driver.create_qp(pd, common::GSI, (&cq, &cq), None, sizes).unwrap();
-        node.bring_up_ud(&qp, 0x8001_0000);
-        (pd, mr, cq, qp)
-    });
-    let [a, b] = &world.nodes;
-    let (page, target) = (a.heap.pages[0], b.heap.pages[3]);
-    a.write(0, &pattern(256));
-    let recv = Sge { addr: target, length: 296, lkey: ends[1].1.lkey };
-    assert!(b.driver.post_recv(&ends[1].3, &Recv::new(1, &[recv])));
-    let path = a.path(b, 1);
-    let mut operands = UdOperands::new_zeroed();
-    (operands.remote_qpn, operands.remote_qkey) = (1, 0x8001_0000);
-    operands.av = Av {
-        port_pd: 1 << 24,
-        dgid: path.grh.dgid,
-        gid_index: 1,
-        hop_limit: 64,
-        dmac: path.dmac,
-        ..Av::new_zeroed()
-    };
-    let parts = [
-        Sge { addr: page, length: 24, lkey: ends[0].1.lkey },
-        Sge { addr: page + 24, length: 232, lkey: ends[0].1.lkey },
-    ];
-    assert!(
-        a.driver
-            .post_send(&ends[0].3, &SendWork::new(2, WrOpcode::Send, SIGNALED, &parts).operands(&operands))
-    );
-    world.run();
-    assert_eq!(a.driver.poll(&ends[0].2).unwrap().status, OK);
-    let received = b.driver.poll(&ends[1].2).unwrap();
-    assert_eq!((received.byte_len, received.src_qp, received.port_num), (296, 1, 1));
-    assert_eq!((received.wc_flags, received.network_hdr_type, received.qp), (1 | 64, 1, 0));
-    assert_eq!(b.read(3 * PAGE_SIZE + 40, 256), pattern(256));
-}
-
 /// C22
 #[test]
 fn c22_error_flushes_every_request_once_and_in_order() {

@@ -97,6 +97,11 @@ impl FakeProvider {
 }
 
 impl Fake {
+    /// Whether the provider is gone.
+    pub fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// Looks at the state, or changes it.
     pub fn with<R>(&self, act: impl FnOnce(&mut FakeState) -> R) -> R {
         act(&mut self.0.lock())

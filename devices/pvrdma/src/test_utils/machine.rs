@@ -21,7 +21,7 @@ use pvrdma_spec::register::{BAR_REGISTERS, BAR_UAR, Register, Vector};
 use verbs::Provider;
 use vm_memory::GuestAddress;
 
-use crate::{Bells, Config, Next, Parts, Pvrdma};
+use crate::{Bells, Config, ConfigError, Next, Parts, Pvrdma};
 
 /// What free pages are filled with. A page that changes while it is free was written after the guest took it back.
 pub const PAGE_POISON: u8 = 0xdb;
@@ -147,6 +147,14 @@ impl Machine {
         config: MachineConfig,
         provider: impl FnOnce(Arc<dyn GuestRam>) -> Box<dyn Provider>,
     ) -> Guest {
+        Self::try_boot(config, provider).expect("the device can be driven")
+    }
+
+    /// The same, unless no driver could work with such a device.
+    pub fn try_boot(
+        config: MachineConfig,
+        provider: impl FnOnce(Arc<dyn GuestRam>) -> Box<dyn Provider>,
+    ) -> Result<Guest, ConfigError> {
         let size = usize::try_from(config.ram).expect("memory fits the host");
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), size)]).expect("there is enough memory"));
         let interrupts = Arc::new(CountingInterrupts::default());
@@ -170,10 +178,10 @@ impl Machine {
             clock: Box::new(move || Instant::from_nanos(reader.load(Ordering::Relaxed))),
             interface_up: Box::new(move || interface.load(Ordering::Relaxed)),
         };
-        let device = Pvrdma::new(config.device, parts).expect("the device can be driven");
+        let device = Pvrdma::new(config.device, parts)?;
         device.set_bus_master(true);
         let pages = Mutex::new(Pages { free: scattered_pages(&ram, config.ram) });
-        Guest(Arc::new(Self {
+        Ok(Guest(Arc::new(Self {
             device,
             ram,
             interrupts,
@@ -184,7 +192,7 @@ impl Machine {
             pages,
             clock,
             interface_up,
-        }))
+        })))
     }
 
     /// Time now.

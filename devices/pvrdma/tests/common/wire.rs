@@ -226,6 +226,12 @@ impl World {
         panic!("The devices never come to rest");
     }
 
+    /// Serves both devices and takes away what is on its way to node `to`.
+    pub fn intercept(&self, to: usize) -> Vec<Vec<u8>> {
+        self.nodes.iter().for_each(|node| while node.guest().serve().more {});
+        std::mem::take(&mut *self.nodes[to].inbox.lock().unwrap()).into()
+    }
+
     /// Hands a node the frames that have arrived.
     fn deliver(&self, node: &Node) -> bool {
         let frames = std::mem::take(&mut *node.inbox.lock().unwrap());

@@ -50,6 +50,13 @@ const DEVICE_CONTROL_WRITABLE: u16 = 0xffff;
 /// Initiate function level reset; reads as zero.
 const DEVICE_CONTROL_RESET: u16 = 1 << 15;
 
+/// Fields of a capability that is a window into BARs, `struct virtio_pci_cfg_cap`, and its size.
+const WINDOW_BAR: usize = 4;
+const WINDOW_OFFSET: usize = 8;
+const WINDOW_LENGTH: usize = 12;
+const WINDOW_DATA: usize = 16;
+const WINDOW_BYTES: usize = 20;
+
 const MSIX_CONTROL: usize = 2;
 const MSIX_MASK_ALL: u16 = 1 << 14;
 const MSIX_ENABLE: u16 = 1 << 15;
@@ -57,6 +64,16 @@ const MSIX_ENABLE: u16 = 1 << 15;
 /// A capability list that does not fit config space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
+
+/// An access to a BAR by way of config space, as the guest asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WindowAccess {
+    pub(crate) bar: u8,
+    pub(crate) offset: u64,
+    /// 1, 2 or 4.
+    pub(crate) length: usize,
+    pub(crate) data: [u8; 4],
+}
 
 /// Config space of one function.
 #[derive(Clone)]
@@ -68,6 +85,7 @@ pub(crate) struct ConfigSpace {
     link: usize,
     express: Option<usize>,
     msix: Option<usize>,
+    window: Option<usize>,
 }
 
 impl ConfigSpace {
@@ -80,6 +98,7 @@ impl ConfigSpace {
             link: CAPABILITIES_POINTER,
             express: None,
             msix: None,
+            window: None,
         };
         let [base, sub, interface] = identity.class;
         this.put(VENDOR_ID, &identity.vendor.to_le_bytes());
@@ -136,8 +155,41 @@ impl ConfigSpace {
     pub(crate) fn add_vendor(&mut self, capability: &VendorCapability) -> Result<(), NoRoom> {
         let length = u8::try_from(capability.body.len() + 3).map_err(|_| NoRoom)?;
         let body: Vec<u8> = std::iter::once(length).chain(capability.body.iter().copied()).collect();
-        self.add_capability(CAPABILITY_VENDOR, &body)?;
+        let at = self.add_capability(CAPABILITY_VENDOR, &body)?;
+        if capability.window {
+            if body.len() + 2 != WINDOW_BYTES {
+                return Err(NoRoom);
+            }
+            self.allow(at + WINDOW_BAR, &[0xff]);
+            self.allow(at + WINDOW_OFFSET, &[0xff; WINDOW_BYTES - WINDOW_OFFSET]);
+            self.window = Some(at);
+        }
         Ok(())
+    }
+
+    /// The access to a BAR that an access to `len` bytes at `offset` stands for.
+    pub(crate) fn window_access(&self, offset: u16, len: usize) -> Option<WindowAccess> {
+        let window = self.window?;
+        let (start, data) = (usize::from(offset), window + WINDOW_DATA);
+        if start >= data + 4 || start + len <= data {
+            return None;
+        }
+        let length = usize::try_from(self.u32(window + WINDOW_LENGTH)).ok()?;
+        let offset = u64::from(self.u32(window + WINDOW_OFFSET));
+        let aligned = matches!(length, 1 | 2 | 4) && offset.is_multiple_of(length as u64);
+        aligned.then(|| WindowAccess {
+            bar: self.bytes[window + WINDOW_BAR],
+            offset,
+            length,
+            data: self.u32(data).to_le_bytes(),
+        })
+    }
+
+    /// Shows what was read by way of the window.
+    pub(crate) fn set_window_data(&mut self, data: &[u8]) {
+        if let Some(window) = self.window {
+            self.put(window + WINDOW_DATA, data);
+        }
     }
 
     /// Says in the header that the slot has more than one function.
@@ -220,7 +272,7 @@ impl ConfigSpace {
         Ok(at)
     }
 
-    // The offsets of the three below are constants or came from `add_capability`: never the guest's.
+    // The offsets of the four below are constants or came from `add_capability`: never the guest's.
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
@@ -228,6 +280,10 @@ impl ConfigSpace {
 
     fn allow(&mut self, at: usize, mask: &[u8]) {
         self.writable[at..at + mask.len()].copy_from_slice(mask);
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
     }
 
     fn u16(&self, at: usize) -> u16 {

@@ -64,6 +64,9 @@ pub struct MsiMessage {
 pub struct VendorCapability {
     /// What follows the id, next-pointer and length bytes, which the function fills in. Read-only to the guest.
     pub body: Vec<u8>,
+    /// Whether it is a `virtio_pci_cfg_cap` (virtio 1.2, section 4.1.4.9), through which firmware reaches into BARs that
+    /// are not mapped: then its BAR, offset, length and data are writable, and using the data uses the BAR.
+    pub window: bool,
 }
 
 /// Delivers one function's messages to the interrupt controller (KVM irqfds in the virtual machine monitor).

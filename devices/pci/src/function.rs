@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::config::{ConfigSpace, NoRoom};
+use crate::config::{ConfigSpace, NoRoom, WindowAccess};
 use crate::device::{BarKind, BarListener, BarSpec, Device, MsixSpec};
 use crate::lock;
 use crate::msix::{MAX_VECTORS, Msix};
@@ -129,6 +129,13 @@ impl Function {
 
     /// Serves a guest read of config space, of any length; beyond the 256 bytes that exist it gives zeros.
     pub fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let window = lock(&self.state).config.window_access(offset, data.len());
+        if let Some(access) = window.filter(|access| self.is_inside(access)) {
+            let mut bytes = access.data;
+            // Not with config space locked: the device may take its time.
+            self.read(access.bar, access.offset, &mut bytes[..access.length]);
+            lock(&self.state).config.set_window_data(&bytes[..access.length]);
+        }
         lock(&self.state).config.read(offset, data);
     }
 
@@ -137,11 +144,23 @@ impl Function {
     pub fn config_write(&self, offset: u16, data: &[u8]) -> bool {
         let mut state = lock(&self.state);
         state.config.write(offset, data);
-        if state.config.take_reset_request() {
+        let moved = if state.config.take_reset_request() {
             self.reset_locked(&mut state)
         } else {
             self.follow(&mut state)
+        };
+        let window = state.config.window_access(offset, data.len());
+        drop(state);
+        if let Some(access) = window.filter(|access| self.is_inside(access)) {
+            self.write(access.bar, access.offset, &access.data[..access.length]);
         }
+        moved
+    }
+
+    /// Whether the guest's access by way of the window lies in a BAR.
+    fn is_inside(&self, access: &WindowAccess) -> bool {
+        let end = access.offset + access.length as u64;
+        self.bars.iter().any(|bar| bar.index == access.bar && end <= bar.size)
     }
 
     /// Serves a guest read of a BAR that starts inside it.

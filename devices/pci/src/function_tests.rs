@@ -95,7 +95,7 @@ fn capabilities_are_chained_with_their_contents() {
     let [msix] = f.capabilities(0x11)[..] else { panic!("one MSI-X capability") };
     assert_eq!(f.config_u16(msix + 2), MSIX.vectors - 1);
     assert_eq!((f.config_u32(msix + 4), f.config_u32(msix + 8)), (0, 0x800));
-    let [first, second] = f.capabilities(0x09)[..] else { panic!("two vendor capabilities") };
+    let [first, second, _] = f.capabilities(0x09)[..] else { panic!("three vendor capabilities") };
     assert_eq!(f.config_u32(first + 2), 0x0302_0106);
     assert_eq!(f.config_u16(second + 2), 0x0914);
 }
@@ -128,6 +128,43 @@ fn msix_structures_are_served_here_and_the_rest_of_their_bar_by_the_device() {
     f.function.read(0, 0x700, &mut data);
     f.function.write(1, 12, &[1, 2]);
     assert_eq!(f.recorder.take(), [Event::Read(0, 0x700, 4), Event::Write(1, 12, vec![1, 2])]);
+}
+
+#[test]
+fn window_reaches_into_bars_that_are_not_mapped() {
+    let f = Fixture::new();
+    let window = f.capabilities(0x09)[2];
+    let aim = |bar: u8, offset: u32, length: u32| {
+        f.function.config_write(window + 4, &[bar]);
+        f.set_config_u32(window + 8, offset);
+        f.set_config_u32(window + 12, length);
+    };
+    aim(1, 0x10, 2);
+    assert_eq!(f.config_u32(window + 16), 0x5a5a);
+    f.function.config_write(window + 16, &[1, 2]);
+    // The vector control of the first MSI-X vector is not the device's.
+    aim(0, 12, 4);
+    assert_eq!(f.config_u32(window + 16), 1);
+    assert_eq!(f.recorder.take(), [Event::Read(1, 0x10, 2), Event::Write(1, 0x10, vec![1, 2])]);
+    // Outside a BAR, in none, misaligned, of an impossible length.
+    for (bar, offset, length) in [
+        (1, 0x10_0000, 1),
+        (1, 0x0f_fffe, 4),
+        (3, 0, 4),
+        (0xff, 0, 4),
+        (1, 2, 4),
+        (1, 0, 0),
+        (1, 0, 3),
+        (1, 0, u32::MAX),
+    ] {
+        aim(bar, offset, length);
+        f.config_u32(window + 16);
+        f.set_config_u32(window + 16, 7);
+    }
+    assert_eq!(f.recorder.take(), []);
+    aim(1, 0, 4);
+    f.config_u32(window + 12);
+    assert_eq!(f.recorder.take(), [], "only the data is a window");
 }
 
 #[test]

@@ -59,7 +59,8 @@ impl Device for Recorder {
     }
 
     fn vendor_capabilities(&self) -> Vec<VendorCapability> {
-        vec![VendorCapability { body: vec![1, 2, 3] }, VendorCapability { body: vec![9; 17] }]
+        let plain = |body| VendorCapability { body, window: false };
+        vec![plain(vec![1, 2, 3]), plain(vec![9; 17]), VendorCapability { body: vec![0; 17], window: true }]
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {

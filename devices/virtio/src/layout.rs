@@ -38,6 +38,9 @@ const CAP_COMMON: u8 = 1;
 const CAP_NOTIFY: u8 = 2;
 const CAP_ISR: u8 = 3;
 const CAP_DEVICE: u8 = 4;
+const CAP_PCI_CFG: u8 = 5;
+/// Bytes of its data.
+const PCI_CFG_DATA: [u8; 4] = [0; 4];
 
 /// The MSI-X layout of a device with `queues` queues: a vector for configuration changes and one for each queue.
 pub const fn msix_spec(queues: u16) -> MsixSpec {
@@ -57,6 +60,10 @@ pub(crate) fn capabilities() -> Vec<VendorCapability> {
     let mut notify = capability(CAP_NOTIFY, NOTIFY);
     notify.body.extend(NOTIFY_MULTIPLIER.to_le_bytes());
     all.push(notify);
+    let mut window = capability(CAP_PCI_CFG, Region { offset: 0, len: 0 });
+    window.body.extend(PCI_CFG_DATA);
+    window.window = true;
+    all.push(window);
     all
 }
 
@@ -65,5 +72,5 @@ fn capability(kind: u8, region: Region) -> VendorCapability {
     let mut body = vec![kind, BAR.index, 0, 0, 0];
     body.extend(region.offset.to_le_bytes());
     body.extend(region.len.to_le_bytes());
-    VendorCapability { body }
+    VendorCapability { body, window: false }
 }

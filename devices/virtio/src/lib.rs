@@ -9,8 +9,7 @@
 //!
 //! # Not here
 //!
-//! Legacy and transitional interfaces, packed rings, queue reset, notification data, shared memory regions, INTx, and
-//! the configuration access capability that only firmware without memory-mapped I/O uses.
+//! Legacy and transitional interfaces, packed rings, queue reset, notification data, shared memory regions, INTx.
 //!
 //! # Trust
 //!

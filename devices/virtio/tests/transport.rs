@@ -64,8 +64,20 @@ fn capabilities_name_every_structure() {
             (cap[3], cap[4], word(8), word(12))
         })
         .collect();
-    let expected = [(1, 0, 0, 56), (3, 0, 0x1000, 1), (4, 0, 0x2000, 0x1000), (2, 0, 0x3000, 0x1000)];
+    let expected =
+        [(1, 0, 0, 56), (3, 0, 0x1000, 1), (4, 0, 0x2000, 0x1000), (2, 0, 0x3000, 0x1000), (5, 0, 0, 0)];
     assert_eq!(found, expected);
+}
+
+#[test]
+fn firmware_reaches_the_structures_by_config_space() {
+    let (driver, _) = keeper();
+    let window = driver.capabilities(0x09)[4];
+    driver.function.config_write(window + 8, &0x12_u32.to_le_bytes());
+    driver.function.config_write(window + 12, &2_u32.to_le_bytes());
+    let mut queues = [0; 2];
+    driver.function.config_read(window + 16, &mut queues);
+    assert_eq!(u16::from_le_bytes(queues), 2);
 }
 
 #[test]

@@ -6,16 +6,6 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// What has to be installed before [`Programs::build`] works, as (a file that tells, Debian package).
-pub const PACKAGES: [(&str, &str); 6] = [
-    ("/usr/bin/cmake", "cmake"),
-    ("/usr/bin/clang", "clang"),
-    ("/usr/bin/pkg-config", "pkg-config"),
-    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-    ("/usr/include/libnl3/netlink/netlink.h", "libnl-3-dev"),
-    ("/usr/include/libnl3/netlink/route/link.h", "libnl-route-3-dev"),
-];
-
 /// The target of a static build. Naming it keeps build scripts and macros out of the static settings.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 

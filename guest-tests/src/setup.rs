@@ -5,11 +5,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use images::host::Purpose;
 use images::{Cache, Host, KernelVersion};
 use serde::{Deserialize, Serialize};
 
 use crate::guests::{Options, Overlay};
-use crate::programs::{PACKAGES, Programs};
+use crate::programs::Programs;
 
 /// Where guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,8 +89,10 @@ impl Setup {
             Host::Direct => Way::Direct,
             Host::Lab => Way::Lab,
         };
-        let tools = PACKAGES.map(|(path, package)| images::host::Tool { path, package });
-        images::host::require(cache, &tools)?;
+        // All at once: who cannot install packages gets to see one line, not one after another.
+        let lab = (way == Way::Lab).then_some(Purpose::Lab);
+        let purposes = [Purpose::Programs, Purpose::Images].into_iter().chain(lab);
+        images::host::require(cache, &purposes.collect::<Vec<_>>())?;
         let programs = Programs::build(way == Way::Direct)?;
         let stock = Image::make(cache, KernelVersion::V6_1)?;
         let newer = with_newer.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;

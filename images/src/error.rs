@@ -38,7 +38,7 @@ pub enum Error {
     },
 
     /// Packages of the host are missing and this user may not install them.
-    #[error("Packages are missing on this machine; install them with:\n    sudo apt-get install -y --no-install-recommends {}", packages.join(" "))]
+    #[error("Packages are missing on this machine. An administrator can install them with:\n    sudo apt-get update && sudo apt-get install -y --no-install-recommends {}", packages.join(" "))]
     HostPackages {
         /// Names of the missing packages.
         packages: Vec<String>,

@@ -121,7 +121,7 @@ impl Cache {
     }
 
     fn fill_guest(&self, dir: &Path, packages: &[Package], kernel: &GuestKernel) -> Result<()> {
-        host::require(self, host::BUILD)?;
+        host::require(self, &[host::Purpose::Images])?;
         let scratch = tempfile::tempdir_in(self.root()).named("create", self.root())?;
         let scratch = |name: &str| {
             let path = scratch.path().join(name);

@@ -8,44 +8,41 @@ use crate::cache::Cache;
 use crate::command;
 use crate::error::{Error, Result};
 
-/// A program, and the Debian package it comes from.
-#[derive(Clone, Copy, Debug)]
-pub struct Tool {
-    /// A path that exists once the package is installed; of several separated by `|`, one is enough.
-    pub path: &'static str,
-    /// Name of the package.
-    pub package: &'static str,
+/// What is needed, one package a line.
+const PACKAGES: &str = include_str!("../host-packages");
+
+/// What packages are needed for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// The recipes for kernels and guests.
+    Images,
+    /// The lab.
+    Lab,
+    /// The root disk.
+    RootDisk,
+    /// Building the programs that run in guests.
+    Programs,
+    /// Tests, beside all of that.
+    Tests,
 }
 
-const fn tool(path: &'static str, package: &'static str) -> Tool {
-    Tool { path, package }
+impl Purpose {
+    /// Its word in the list.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Images => "images",
+            Self::Lab => "lab",
+            Self::RootDisk => "root-disk",
+            Self::Programs => "programs",
+            Self::Tests => "tests",
+        }
+    }
 }
 
-/// What the recipes need.
-pub const BUILD: &[Tool] = &[
-    tool("/usr/bin/gcc-12", "gcc-12"),
-    tool("/usr/bin/make", "make"),
-    tool("/usr/bin/bc", "bc"),
-    tool("/usr/bin/xz", "xz-utils"),
-    tool("/usr/bin/zstd", "zstd"),
-    tool("/sbin/depmod|/usr/sbin/depmod", "kmod"),
-    tool("/bin/busybox|/usr/bin/busybox", "busybox-static"),
-];
-
-/// What the lab needs.
-pub const LAB: &[Tool] = &[tool("/usr/bin/qemu-system-x86_64", "qemu-system-x86")];
-
-/// What the root disk needs.
-pub const ROOT_DISK: &[Tool] = &[
-    tool("/usr/bin/fakeroot", "fakeroot"),
-    tool("/usr/bin/mmdebstrap", "mmdebstrap"),
-    tool("/sbin/mke2fs|/usr/sbin/mke2fs", "e2fsprogs"),
-];
-
-/// Makes sure that tools are installed: installs what is missing when root, and otherwise fails with the line that
-/// the user has to run.
-pub fn require(cache: &Cache, tools: &[Tool]) -> Result<()> {
-    let missing = missing(tools);
+/// Makes sure that the packages for some purposes are installed: installs what is missing when root, and otherwise fails
+/// with the line that an administrator has to run. Asking for everything a run needs at once makes it one line.
+pub fn require(cache: &Cache, purposes: &[Purpose]) -> Result<()> {
+    let missing = missing(PACKAGES, purposes);
     if missing.is_empty() {
         return Ok(());
     }
@@ -68,9 +65,21 @@ pub fn require(cache: &Cache, tools: &[Tool]) -> Result<()> {
     })
 }
 
-fn missing(tools: &[Tool]) -> Vec<String> {
-    let absent = |tool: &&Tool| !tool.path.split('|').any(|path| Path::new(path).exists());
-    tools.iter().filter(absent).map(|tool| tool.package.to_owned()).collect()
+/// Those packages of a list that are needed and not there.
+fn missing(list: &str, purposes: &[Purpose]) -> Vec<String> {
+    let lines = list.lines().filter(|line| !line.starts_with('#'));
+    let mut packages = Vec::new();
+    for line in lines {
+        let mut words = line.split_whitespace();
+        let (Some(word), Some(paths), Some(package)) = (words.next(), words.next(), words.next()) else {
+            continue;
+        };
+        let wanted = purposes.iter().any(|purpose| purpose.word() == word);
+        if wanted && !paths.split('|').any(|path| Path::new(path).exists()) {
+            packages.push(package.to_owned());
+        }
+    }
+    packages
 }
 
 /// How guests can run on this machine.
@@ -133,7 +142,21 @@ mod tests {
 
     #[test]
     fn one_of_several_paths_is_enough() {
-        let tools = [tool("/no/such/file|/proc/self", "present"), tool("/no/such/file", "absent")];
-        assert_eq!(missing(&tools), ["absent"]);
+        let list = "# lab /no/such/file comment\nlab /no/such/file|/proc/self present\nlab /no/such/file absent\n\
+                    tests /no/such/file unasked\n";
+        assert_eq!(missing(list, &[Purpose::Lab, Purpose::Images]), ["absent"]);
+    }
+
+    #[test]
+    fn every_line_has_three_words_and_every_purpose_a_line() {
+        use Purpose::{Images, Lab, Programs, RootDisk, Tests};
+        let lines: Vec<Vec<&str>> = PACKAGES
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let words = [Images, Lab, RootDisk, Programs, Tests].map(Purpose::word);
+        assert!(lines.iter().all(|line| line.len() == 3 && words.contains(&line[0])), "{lines:?}");
+        assert!(words.iter().all(|word| lines.iter().any(|line| line[0] == *word)), "{lines:?}");
     }
 }

@@ -115,7 +115,7 @@ impl Cache {
     }
 
     fn fill(&self, dir: &Path, packages: &[Package]) -> Result<()> {
-        host::require(self, host::BUILD)?;
+        host::require(self, &[host::Purpose::Images])?;
         let (image, development) = packages.split_first().expect("the resolver puts the image first");
         let release = image.name.trim_start_matches("linux-image-").trim_end_matches("-unsigned");
         let unpacked = tempfile::tempdir_in(self.root()).named("create", self.root())?;

@@ -63,7 +63,7 @@ impl Cache {
     /// Runs a command of this machine inside the lab, in the current directory, and returns its exit status as a shell
     /// would give it: above 128 for a command that a signal ended. Its output goes to this process's standard output.
     pub fn run_in_lab(&self, command: &[String], options: &LabOptions) -> Result<u8> {
-        crate::host::require(self, crate::host::LAB)?;
+        crate::host::require(self, &[crate::host::Purpose::Lab])?;
         let lab = self.lab_host()?;
         let job = job::Job::prepare(self, &lab, command, options)?;
         qemu::run(&lab, job, options)

@@ -44,7 +44,7 @@ impl Cache {
     /// the small guest's initramfs and `verbena.root=/dev/vda` on the kernel command line; to let systemd run it, also
     /// `verbena.init=/sbin/init`. Root logs in without a password.
     pub fn root_disk(&self, kernel: &GuestKernel, packages: &[String]) -> Result<PathBuf> {
-        host::require(self, host::ROOT_DISK)?;
+        host::require(self, &[host::Purpose::RootDisk])?;
         let mut wanted: Vec<_> = BASE_PACKAGES.iter().map(|&name| name.to_owned()).collect();
         wanted.extend(packages.iter().cloned());
         wanted.sort();

@@ -8,20 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use guest_tests::programs::PACKAGES;
-use images::host;
+use images::host::{self, Purpose};
 
 use crate::cargo::cargo;
 use results::Results;
-
-/// What the tests use beside what the build and the images need.
-const TOOLS: &[host::Tool] = &[
-    host::Tool { path: "/usr/bin/tshark", package: "tshark" },
-    host::Tool {
-        path: "/usr/include/clang-c/Index.h|/usr/lib/llvm-14/include/clang-c/Index.h",
-        package: "libclang-dev",
-    },
-];
 
 /// Run every test: those that run in a process, then those that boot guests.
 ///
@@ -42,8 +32,7 @@ impl Arguments {
         let cache = crate::cache()?;
         let begin = Instant::now();
         eprintln!("[1/3] set-up");
-        let built_with = PACKAGES.map(|(path, package)| host::Tool { path, package });
-        host::require(&cache, &[host::BUILD, host::LAB, TOOLS, &built_with].concat())?;
+        host::require(&cache, &[Purpose::Programs, Purpose::Images, Purpose::Lab, Purpose::Tests])?;
         if !self.suite.only.is_empty() {
             return Ok(guest_tests::cli::suite(self.suite, &cache)?.into());
         }

@@ -44,7 +44,7 @@ pub struct LabHost {
 impl Cache {
     /// The lab host.
     pub fn lab_host(&self) -> Result<LabHost> {
-        host::require(self, host::BUILD)?;
+        host::require(self, &[host::Purpose::Images])?;
         let kernel = self.guest_kernel(KernelVersion::V6_1)?;
         let busybox = busybox();
         let inputs = Inputs::recipe(RECIPE)

@@ -10,12 +10,12 @@ use device_model::ram::GuestRam;
 
 use crate::activation::Limits;
 use crate::control::Control;
-use crate::policy::{Admission, RxPolicy};
-use crate::rx::{Delivery, RxQueue};
+use crate::policy::RxPolicy;
+use crate::rx::RxQueue;
 use crate::spec::regs::{BAR_DATA, STRIDE, TXPROD};
 use crate::spec::{Events, INTERRUPTS_DISABLE_ALL, MAX_RX_QUEUES, MAX_TX_QUEUES};
 use crate::stats::{RxStats, Stats, TxStats};
-use crate::tx::{Outlet, Scratch, TxQueue, destination};
+use crate::tx::{Outlet, Scratch, TxQueue};
 use crate::vectors::Vectors;
 
 /// What a device is made with; constant for its life.
@@ -57,7 +57,7 @@ pub struct Vmxnet3 {
     pub(crate) vectors: Vectors,
     bus_master: AtomicBool,
     pub(crate) link_up: AtomicBool,
-    rx_unwanted: AtomicU64,
+    pub(crate) rx_unwanted: AtomicU64,
     pub(crate) control: Mutex<Control>,
     pub(crate) policy: RwLock<RxPolicy>,
     pub(crate) tx: [Mutex<TxSlot>; MAX_TX_QUEUES as usize],
@@ -144,50 +144,6 @@ impl Vmxnet3 {
             self.post_event(Events::TX_QUEUE_ERROR);
         }
         more
-    }
-
-    /// Gives a frame that came from the link to the guest, or drops and counts it.
-    ///
-    /// The interrupt is raised at once. The driver polls with its vector masked, so a burst of frames costs few.
-    pub fn receive(&self, frame: &[u8]) {
-        let failed = {
-            let policy = self.policy.read().unwrap_or_else(PoisonError::into_inner);
-            let (queue, arrival) = match policy.admit(frame) {
-                Admission::Deliver(arrival) => (arrival.queue, Some(arrival)),
-                Admission::Malformed => (0, None),
-                Admission::Unwanted => return self.count_unwanted(),
-            };
-            let Some(slot) = self.rx.get(usize::from(queue)) else { return };
-            let mut slot = lock(slot);
-            let RxSlot { queue: Some(queue), stats, interrupt_control } = &mut *slot else {
-                return self.count_unwanted();
-            };
-            if !self.is_bus_master() || !self.link_up.load(Ordering::Relaxed) {
-                return self.count_unwanted();
-            }
-            match arrival.map(|arrival| queue.receive(&*self.ram, &arrival)) {
-                Some(Delivery::Done) => {
-                    stats.received.count(destination(frame), frame.len());
-                    self.vectors.raise(queue.vector, self.interrupts_enabled(*interrupt_control));
-                    false
-                }
-                Some(Delivery::OutOfBuffers) => {
-                    stats.out_of_buffers += 1;
-                    false
-                }
-                Some(Delivery::Stopped { now }) => {
-                    stats.errors += 1;
-                    now
-                }
-                None => {
-                    stats.errors += 1;
-                    false
-                }
-            }
-        };
-        if failed {
-            self.post_event(Events::RX_QUEUE_ERROR);
-        }
     }
 
     /// Connects or disconnects the cable. The guest is told; frames are dropped while it is out.
@@ -279,10 +235,6 @@ impl Vmxnet3 {
         }
         rx_unwanted.store(0, Ordering::Relaxed);
         vectors.reset();
-    }
-
-    fn count_unwanted(&self) {
-        self.rx_unwanted.fetch_add(1, Ordering::Relaxed);
     }
 }
 

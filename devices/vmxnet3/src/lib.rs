@@ -2,12 +2,12 @@
 //!
 //! [`Vmxnet3`] is the device behind a PCI function (15ad:07b0). It implements revision 1 of the device with up to eight
 //! transmit and receive queues, checksum and TCP segmentation offload, VLAN tagging and filtering, jumbo frames over
-//! several receive buffers, multicast filters, statistics and link events. Its frames go to a
+//! several receive buffers, large receive offload, multicast filters, statistics and link events. Its frames go to a
 //! [`device_model::net::Link`].
 //!
 //! # What it does not do
 //!
-//! Large receive offload, receive side scaling by the guest's table (flows are spread by a hash of the device's own),
+//! Receive side scaling by the guest's table (flows are spread by a hash of the device's own),
 //! encapsulation offloads, wake-on-LAN, interrupt moderation beyond auto-mask, pin interrupts, and everything of later
 //! revisions. It does not police what a guest sends: addresses are the port's business, and so is keeping UDP port 4791
 //! for an RDMA device on the same port.
@@ -25,8 +25,10 @@ mod activation;
 mod control;
 mod device;
 mod function;
+mod lro;
 mod packet;
 mod policy;
+mod receive;
 mod ring;
 mod rx;
 pub mod spec;

@@ -3,7 +3,8 @@
 use device_model::net::{ETHERNET_HEADER, MacAddr};
 use device_model::ram::GuestRam;
 
-use crate::packet::headers::{ETHERTYPE_VLAN, IpPacket, IpVersion, TAG_LEN, TCP, UDP, ethertype};
+use crate::packet::headers::{IpPacket, IpVersion, TAG_LEN, TCP, UDP, ethertype, link_header_len};
+use crate::rx::Packet;
 use crate::spec::desc::RxVerdict;
 use crate::spec::shared::RxFilterConf;
 use crate::spec::{Features, RxMode};
@@ -32,14 +33,33 @@ pub(crate) struct RxPolicy {
 /// A frame on its way to the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Arrival<'a> {
-    /// The frame's bytes, in two runs so that a tag between them can be left out.
-    pub(crate) parts: [&'a [u8]; 2],
-    /// The tag that was left out.
+    /// The whole frame.
+    pub(crate) frame: &'a [u8],
+    /// Its tag, if the guest gets it beside the frame and not in it.
     pub(crate) tag: Option<u16>,
     /// What is known of its checksums; `None` to report nothing.
     pub(crate) verdict: Option<RxVerdict>,
     /// Receive queue.
     pub(crate) queue: u8,
+    /// Where the headers are of a correct TCP segment, if the guest takes merged ones.
+    pub(crate) segment: Option<IpPacket>,
+}
+
+impl<'a> Arrival<'a> {
+    /// The frame as the guest gets it, unless it is merged with others.
+    pub(crate) fn packet(&self) -> Packet<'a> {
+        let parts = self.without_tag(self.frame).into_iter().collect();
+        Packet { parts, tag: self.tag, verdict: self.verdict }
+    }
+
+    /// The frame's first bytes, in two runs so that a tag between them can be left out.
+    pub(crate) fn without_tag<'b>(&self, start: &'b [u8]) -> [&'b [u8]; 2] {
+        let Some((addresses, typed)) = start.split_at_checked(ETHERNET_HEADER - 2) else {
+            return [start, &[]];
+        };
+        let left_out = if self.tag.is_some() { TAG_LEN } else { 0 };
+        [addresses, typed.get(left_out..).unwrap_or_default()]
+    }
 }
 
 /// What to do with a frame.
@@ -87,28 +107,22 @@ impl RxPolicy {
         if self.queues == 0 || !self.wants_address(destination(frame)) {
             return Admission::Unwanted;
         }
-        let Some((addresses, typed)) = frame.split_at_checked(ETHERNET_HEADER - 2) else {
-            return Admission::Malformed;
-        };
-        let Some((tag, untagged)) = split_tag(typed) else { return Admission::Malformed };
+        let Some((tag, payload_len)) = split_tag(frame) else { return Admission::Malformed };
         if tag.is_some_and(|tag| !self.wants_vlan(tag & VLAN_ID_MASK)) {
             return Admission::Unwanted;
         }
-        if untagged.len().saturating_sub(2) > self.mtu as usize {
+        if payload_len > self.mtu as usize {
             return Admission::Malformed;
         }
         let stripped = tag.filter(|_| self.features.contains(Features::RX_VLAN));
-        let parts = if stripped.is_some() { [addresses, untagged] } else { [frame, &[]] };
         let packet = IpPacket::parse(frame);
-        Admission::Deliver(Arrival {
-            parts,
-            tag: stripped,
-            // With a tag left in, drivers would take a full-sized TCP packet for a merged one: its length, which
-            // includes the tag, exceeds the MTU. So nothing is said of those.
-            verdict: (self.features.contains(Features::RX_CHECKSUM) && tag == stripped)
-                .then(|| verdict(packet.as_ref(), frame)),
-            queue: self.queue_for(packet.as_ref(), frame),
-        })
+        let queue = self.queue_for(packet.as_ref(), frame);
+        // With a tag left in, drivers would take a full-sized TCP packet for a merged one: its length, which includes
+        // the tag, exceeds the MTU. So nothing is said of those.
+        let verdict = (self.features.contains(Features::RX_CHECKSUM) && tag == stripped)
+            .then(|| verdict(packet.as_ref(), frame));
+        let segment = packet.filter(|_| self.features.contains(Features::LRO) && is_correct_tcp(verdict));
+        Admission::Deliver(Arrival { frame, tag: stripped, verdict, queue, segment })
     }
 
     fn wants_address(&self, address: MacAddr) -> bool {
@@ -137,16 +151,18 @@ impl RxPolicy {
     }
 }
 
-/// Splits what follows the addresses into a tag, if there is one, and the rest from the EtherType on.
-fn split_tag(typed: &[u8]) -> Option<(Option<u16>, &[u8])> {
-    match ethertype(typed, 0)? {
-        ETHERTYPE_VLAN => {
-            let (tag, rest) = typed.split_at_checked(TAG_LEN)?;
-            ethertype(rest, 0)?;
-            Some((ethertype(tag, 2), rest))
-        }
-        _ => Some((None, typed)),
-    }
+/// A frame's tag, if there is one, and the number of bytes behind the EtherType; `None` if the frame ends before that.
+fn split_tag(frame: &[u8]) -> Option<(Option<u16>, usize)> {
+    let header_len = link_header_len(frame);
+    let tag = if header_len == ETHERNET_HEADER { None } else { Some(ethertype(frame, ETHERNET_HEADER)?) };
+    Some((tag, frame.len().checked_sub(header_len)?))
+}
+
+/// Whether a packet was found to be TCP with all its checksums right.
+fn is_correct_tcp(verdict: Option<RxVerdict>) -> bool {
+    verdict.is_some_and(|found| {
+        found.tcp() && found.l4_checksum_ok() && (found.ipv6() || found.ip_checksum_ok())
+    })
 }
 
 /// What was found of the frame's checksums by computing them.

@@ -5,10 +5,9 @@ use device_model::ram::{GuestRam, RamError, RamSlice};
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::policy::Arrival;
 use crate::ring::{Cursor, RingArea};
 use crate::spec::QueueError;
-use crate::spec::desc::{RX_COMPLETION, RxBuffer, RxCompletion, RxDesc, RxLength, RxPlace};
+use crate::spec::desc::{RX_COMPLETION, RxBuffer, RxCompletion, RxDesc, RxLength, RxPlace, RxVerdict};
 
 /// Buffers one frame may take: a head and as many page fragments as a Linux socket buffer holds.
 pub(crate) const MAX_PACKET_BUFFERS: usize = 18;
@@ -31,7 +30,18 @@ pub(crate) struct RxQueue {
     pub(crate) stopped: Option<QueueError>,
 }
 
-/// What became of a frame.
+/// A packet for the guest.
+#[derive(Debug)]
+pub(crate) struct Packet<'a> {
+    /// Its bytes, in pieces.
+    pub(crate) parts: SmallVec<[&'a [u8]; 2]>,
+    /// The VLAN tag that was left out.
+    pub(crate) tag: Option<u16>,
+    /// What is known of its checksums; `None` to report nothing.
+    pub(crate) verdict: Option<RxVerdict>,
+}
+
+/// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// It is in the guest's buffers.
@@ -64,12 +74,12 @@ struct Buffer<'a> {
 type Buffers<'a> = SmallVec<[Buffer<'a>; 4]>;
 
 impl RxQueue {
-    /// Writes a frame into the next buffers and completes them.
-    pub(crate) fn receive(&mut self, ram: &dyn GuestRam, frame: &Arrival<'_>) -> Delivery {
+    /// Writes a packet into the next buffers and completes them.
+    pub(crate) fn receive(&mut self, ram: &dyn GuestRam, packet: &Packet<'_>) -> Delivery {
         if self.stopped.is_some() {
             return Delivery::Stopped { now: false };
         }
-        match self.try_receive(ram, frame) {
+        match self.try_receive(ram, packet) {
             Ok(true) => Delivery::Done,
             Ok(false) => Delivery::OutOfBuffers,
             Err(error) => {
@@ -80,15 +90,15 @@ impl RxQueue {
         }
     }
 
-    /// `false` if the buffers posted do not hold the frame; none is used then.
-    fn try_receive(&mut self, ram: &dyn GuestRam, frame: &Arrival<'_>) -> Result<bool, BadBuffer> {
-        let len = frame.parts.iter().map(|part| part.len()).sum();
+    /// `false` if the buffers posted do not hold the packet; none is used then.
+    fn try_receive(&mut self, ram: &dyn GuestRam, packet: &Packet<'_>) -> Result<bool, BadBuffer> {
+        let len = packet.parts.iter().map(|part| part.len()).sum();
         let Some((buffers, next)) = self.choose(ram, len)? else { return Ok(false) };
-        let mut left = Source { parts: frame.parts };
+        let mut left = Source { parts: &packet.parts, written: 0 };
         let last = buffers.len().saturating_sub(1);
         for (position, buffer) in buffers.iter().enumerate() {
             let written = left.fill(&buffer.memory);
-            self.complete(ram, buffer, written, position == 0, (position == last).then_some(frame))?;
+            self.complete(ram, buffer, written, position == 0, (position == last).then_some(packet))?;
         }
         self.next = next;
         Ok(true)
@@ -161,22 +171,22 @@ impl RxQueue {
         Ok(Some(Buffer { ring, index: cursor.index, memory }))
     }
 
-    /// Completes one buffer; the last one of a packet carries what is known of `frame`.
+    /// Completes one buffer; the last one of a packet carries what is known of `packet`.
     fn complete(
         &mut self,
         ram: &dyn GuestRam,
         buffer: &Buffer<'_>,
         len: usize,
         first: bool,
-        frame: Option<&Arrival<'_>>,
+        packet: Option<&Packet<'_>>,
     ) -> Result<(), BadBuffer> {
-        let verdict = frame.and_then(|frame| frame.verdict);
-        let tag = frame.and_then(|frame| frame.tag);
+        let verdict = packet.and_then(|packet| packet.verdict);
+        let tag = packet.and_then(|packet| packet.tag);
         let place = RxPlace::new()
             .with_index(u16::try_from(buffer.index).unwrap_or(0))
             .with_ring(self.ring_ids.get(buffer.ring).copied().unwrap_or(0))
             .with_start_of_packet(first)
-            .with_end_of_packet(frame.is_some())
+            .with_end_of_packet(packet.is_some())
             .with_checksum_not_calculated(verdict.is_none());
         let length = RxLength::new()
             .with_length(u16::try_from(len).unwrap_or(0))
@@ -184,7 +194,7 @@ impl RxQueue {
             .with_tag(tag.unwrap_or(0));
         let verdict = verdict
             .unwrap_or_default()
-            .with_frame_checksum_ok(frame.is_some())
+            .with_frame_checksum_ok(packet.is_some())
             .with_kind(RX_COMPLETION)
             .with_generation(self.next_completion.generation);
         let completion = RxCompletion {
@@ -199,23 +209,32 @@ impl RxQueue {
     }
 }
 
-/// The part of a frame not yet written.
+/// The part of a packet not yet written.
 struct Source<'a> {
-    parts: [&'a [u8]; 2],
+    parts: &'a [&'a [u8]],
+    /// Bytes of the first part that are written.
+    written: usize,
 }
 
 impl Source<'_> {
     /// Moves as much as fits into `memory` and returns the number of bytes.
     fn fill(&mut self, memory: &RamSlice<'_>) -> usize {
         let mut offset = 0;
-        for part in &mut self.parts {
-            let len = part.len().min(memory.len() - offset);
-            let (now, later) = part.split_at(len);
+        while let Some((part, rest)) = self.parts.split_first()
+            && offset < memory.len()
+        {
+            let bytes = part.get(self.written..).unwrap_or_default();
+            let len = bytes.len().min(memory.len() - offset);
+            let (now, later) = bytes.split_at(len);
             if let Ok(target) = memory.subslice(offset, len) {
                 target.copy_from(now);
             }
-            *part = later;
             offset += len;
+            if later.is_empty() {
+                *self = Self { parts: rest, written: 0 };
+            } else {
+                self.written += len;
+            }
         }
         offset
     }

@@ -76,6 +76,10 @@ impl TxStats {
 /// What a receive queue did since power-on (`UPT1_RxStats`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxStats {
+    /// Frames that were merged with others; also part of `received`.
+    pub merged_frames: u64,
+    /// Their bytes.
+    pub merged_bytes: u64,
     /// Frames given to the guest.
     pub received: Traffic,
     /// Frames dropped because the guest had no buffers posted.
@@ -85,11 +89,11 @@ pub struct RxStats {
 }
 
 impl RxStats {
-    /// The block as the driver reads it; nothing is merged, so its LRO counters are zero.
+    /// The block as the driver reads it.
     pub(crate) fn block(&self) -> RxStatsBlock {
-        let Self { received, out_of_buffers, errors } = self;
+        let Self { merged_frames, merged_bytes, received, out_of_buffers, errors } = self;
         let [u, ub, m, mb, b, bb] = received.block();
-        [0, 0, u, ub, m, mb, b, bb, *out_of_buffers, *errors].map(U64::new)
+        [*merged_frames, *merged_bytes, u, ub, m, mb, b, bb, *out_of_buffers, *errors].map(U64::new)
     }
 }
 

@@ -8,7 +8,7 @@ use device_model::net::{Link, MAX_FRAME};
 /// Bytes of frames in a batch; the last one may reach past them.
 const BATCH_BYTES: usize = 256 << 10;
 /// Frames in a batch.
-const BATCH_FRAMES: usize = 64;
+pub(super) const BATCH_FRAMES: usize = 64;
 
 /// A batch of received frames, in one piece of memory that is used again.
 pub(super) struct Inbox {

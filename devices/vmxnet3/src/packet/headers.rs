@@ -18,6 +18,12 @@ pub(crate) const TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub(crate) const UDP: u8 = 17;
 
+/// TCP flags (RFC 9293, section 3.1).
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const PSH: u8 = 0x08;
+pub(crate) const ACK: u8 = 0x10;
+pub(crate) const CWR: u8 = 0x80;
+
 const IPV6_HEADER: usize = 40;
 /// Extension headers looked through before a packet counts as neither TCP nor UDP.
 const MAX_EXTENSIONS: usize = 8;

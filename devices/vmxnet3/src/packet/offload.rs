@@ -1,7 +1,8 @@
 //! Transmit offloads in software: checksums and TCP segmentation.
 
 use super::checksum::Sum;
-use super::headers::{IpPacket, IpVersion, TCP};
+use super::fields::{bytes, put, put_u16};
+use super::headers::{CWR, FIN, IpPacket, IpVersion, PSH, TCP};
 
 /// Segments one packet may become; a guest that asks for more gets none.
 const MAX_SEGMENTS: usize = 2048;
@@ -116,10 +117,6 @@ struct SegmentFields {
     flags: u8,
 }
 
-const FIN: u8 = 0x01;
-const PSH: u8 = 0x08;
-const CWR: u8 = 0x80;
-
 impl SegmentFields {
     fn read(packet: &IpPacket, header: &[u8]) -> Self {
         let (ip, tcp) = (packet.header.start, packet.payload.start);
@@ -164,21 +161,6 @@ impl SegmentFields {
         let sum = packet.pseudo_header(header, l4_len).add(&header[tcp..]).add(segment.data);
         put_u16(header, tcp + 16, usize::from(sum.finish()));
     }
-}
-
-/// `N` bytes at `offset`; zeros outside, which [`Segmentation::new`] rules out.
-fn bytes<const N: usize>(header: &[u8], offset: usize) -> [u8; N] {
-    header.get(offset..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
-}
-
-fn put(header: &mut [u8], offset: usize, value: &[u8]) {
-    if let Some(field) = header.get_mut(offset..offset + value.len()) {
-        field.copy_from_slice(value);
-    }
-}
-
-fn put_u16(header: &mut [u8], offset: usize, value: usize) {
-    put(header, offset, &u16::try_from(value).unwrap_or(u16::MAX).to_be_bytes());
 }
 
 #[cfg(test)]

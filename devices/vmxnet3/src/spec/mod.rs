@@ -50,6 +50,8 @@ bitflags::bitflags! {
         const RX_CHECKSUM = 1 << 0;
         /// Strip VLAN tags of received frames.
         const RX_VLAN = 1 << 2;
+        /// Merge segments of a TCP connection.
+        const LRO = 1 << 3;
     }
 
     /// `VMXNET3_RXM_*`: which received frames the driver wants, a field of [`shared::RxFilterConf`].

@@ -144,7 +144,7 @@ fn statistics_are_written_for_every_queue_and_survive_a_reset_by_the_driver() {
     let mut driver = Driver::open(&machine, options);
     driver.send(1, &outbound(100), 0, Offload::default());
     machine.run_tx();
-    machine.nic.receive(&inbound(200));
+    machine.receive(&inbound(200));
     driver.get(QUIESCE);
     driver.get(RESET);
     let driver = Driver::open(&machine, options);
@@ -174,7 +174,7 @@ fn stopped_device_touches_no_memory() {
         machine.irqs.take();
         let before = machine.snapshot();
         machine.run_tx();
-        machine.nic.receive(&inbound(60));
+        machine.receive(&inbound(60));
         machine.nic.set_link(false);
         for command in [GET_STATS, GET_QUEUE_STATUS, UPDATE_MAC_FILTERS, UPDATE_FEATURE] {
             driver.get(command);
@@ -194,7 +194,7 @@ fn activating_again_starts_anew() {
         let mut driver = Driver::open(&machine, Options::default());
         driver.send(0, &outbound(60), 0, Offload::default());
         machine.run_tx();
-        machine.nic.receive(&inbound(60));
+        machine.receive(&inbound(60));
         assert_eq!((driver.complete_tx(0), driver.poll_rx(0).len()), (1, 1));
     }
 }
@@ -218,7 +218,7 @@ fn queue_that_makes_no_sense_stops_and_says_so() {
     let status: QueueStatus = machine.ram().read_obj(driver.rx_desc(0) + 0x50).unwrap();
     assert_eq!(status, QueueStatus::default());
     // Receiving goes on, and a reset undoes it.
-    machine.nic.receive(&inbound(60));
+    machine.receive(&inbound(60));
     assert_eq!(driver.poll_rx(0).len(), 1);
     let mut driver = Driver::open(&machine, Options::default());
     driver.send(0, &outbound(60), 0, Offload::default());

@@ -1,5 +1,7 @@
 //! Frames for tests, with checksums by the slow definition.
 
+use std::ops::Range;
+
 use device_model::net::MacAddr;
 
 use crate::machine::{MAC, PEER};
@@ -70,4 +72,30 @@ pub fn tcp_partial(payload: &[u8]) -> Vec<u8> {
 
 fn pseudo_header(ip: &[u8], len: usize) -> Vec<u8> {
     [&ip[12..20], &[0, ip[9]], &u16::try_from(len).unwrap().to_be_bytes()].concat()
+}
+
+/// A segment at `offset` of a connection's data.
+pub fn segment(offset: usize, data: &[u8]) -> Vec<u8> {
+    changed(tcp(MAC, PEER, data), |frame| {
+        let sequence = 1u32.wrapping_add(u32::try_from(offset).unwrap());
+        frame[TCP_OFFSET + 4..][..4].copy_from_slice(&sequence.to_be_bytes());
+    })
+}
+
+/// A frame of TCP over IPv4 after a change, with its checksums right again.
+pub fn changed(mut frame: Vec<u8>, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    change(&mut frame);
+    frame[24..26].fill(0);
+    let sum = checksum(&frame[14..TCP_OFFSET]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    with_tcp_checksum(frame, 26..TCP_OFFSET, TCP_OFFSET)
+}
+
+/// Sets the checksum of the TCP header at `tcp`.
+pub fn with_tcp_checksum(mut frame: Vec<u8>, addresses: Range<usize>, tcp: usize) -> Vec<u8> {
+    frame[tcp + 16..][..2].fill(0);
+    let len = u16::try_from(frame.len() - tcp).unwrap().to_be_bytes();
+    let sum = checksum(&[&frame[addresses], &[0, 6], &len, &frame[tcp..]].concat());
+    frame[tcp + 16..][..2].copy_from_slice(&sum.to_be_bytes());
+    frame
 }

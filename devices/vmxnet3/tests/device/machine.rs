@@ -65,6 +65,11 @@ impl Machine {
         calls
     }
 
+    /// A frame comes by the link.
+    pub fn receive(&self, frame: &[u8]) {
+        self.nic.receive([frame]);
+    }
+
     /// All of guest memory, for comparison.
     pub fn snapshot(&self) -> Vec<(u64, Vec<u8>)> {
         RAM.map(|(base, len)| {

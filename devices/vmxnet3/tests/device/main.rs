@@ -4,6 +4,7 @@ mod control;
 mod driver;
 mod frames;
 mod hostile;
+mod lro;
 mod machine;
 mod receive;
 mod soak;

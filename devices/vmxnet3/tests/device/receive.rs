@@ -10,7 +10,7 @@ use crate::frames::{inbound, payload, raw, tagged, tcp};
 use crate::machine::{MAC, Machine, PEER};
 
 fn receive_one(driver: &mut Driver<'_>, frame: &[u8]) -> Option<crate::driver::Received> {
-    driver.machine.nic.receive(frame);
+    driver.machine.receive(frame);
     let mut received = driver.poll_rx(0);
     assert!(received.len() <= 1);
     received.pop()
@@ -22,7 +22,7 @@ fn frame_arrives_whole_and_raises_the_queue_vector() {
     let mut driver = Driver::open(&machine, Options::default());
     for len in [14, 60, 1514] {
         let frame = inbound(len);
-        machine.nic.receive(&frame);
+        machine.receive(&frame);
         assert_eq!(machine.irqs.take(), [0]);
         assert_eq!(driver.poll_rx(0)[0].bytes, frame);
         driver.unmask(0);
@@ -35,7 +35,7 @@ fn burst_costs_one_interrupt_until_the_driver_unmasks() {
     let machine = Machine::new();
     let mut driver = Driver::open(&machine, Options::default());
     for _ in 0..10 {
-        machine.nic.receive(&inbound(60));
+        machine.receive(&inbound(60));
     }
     assert_eq!(machine.irqs.take(), [0]);
     assert_eq!(driver.poll_rx(0).len(), 10);
@@ -51,7 +51,7 @@ fn event_between_unmask_and_enable_is_not_lost() {
     let driver = Driver::prepare(&machine, Options::default());
     assert_eq!(driver.activate(), 0);
     driver.set_mode(RxMode::UNICAST);
-    machine.nic.receive(&inbound(60));
+    machine.receive(&inbound(60));
     assert!(machine.irqs.take().is_empty());
     driver.enable_interrupts();
     assert_eq!(machine.irqs.take(), [0]);
@@ -83,7 +83,7 @@ fn frames_without_buffers_are_dropped_until_there_are_some() {
     let machine = Machine::new();
     let mut driver = Driver::open(&machine, Options::default());
     for _ in 0..40 {
-        machine.nic.receive(&inbound(60));
+        machine.receive(&inbound(60));
     }
     assert_eq!(machine.nic.stats().rx[0].out_of_buffers, 9);
     assert_eq!(driver.poll_rx(0).len(), 31);
@@ -193,8 +193,8 @@ fn a_flow_stays_on_one_queue_and_flows_spread() {
     for port in 0..32 {
         let mut frame = tcp(MAC, PEER, &payload(64));
         frame[35] = port;
-        machine.nic.receive(&frame);
-        machine.nic.receive(&frame);
+        machine.receive(&frame);
+        machine.receive(&frame);
         let counts: Vec<_> = (0..4).map(|queue| driver.poll_rx(queue).len()).collect();
         let queue = counts.iter().position(|count| *count == 2).expect("both on one queue");
         used[queue] = true;

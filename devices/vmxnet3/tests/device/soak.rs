@@ -94,7 +94,7 @@ proptest! {
                     let frame = inbound(len);
                     let wire = tag.map_or(frame.clone(), |tag| tagged(&frame, tag));
                     let dropped = machine.nic.stats().rx[0].out_of_buffers;
-                    machine.nic.receive(&wire);
+                    machine.receive(&wire);
                     if machine.nic.stats().rx[0].out_of_buffers == dropped {
                         let strip = options.features.contains(Features::RX_VLAN);
                         arriving.push(if strip { (frame, tag) } else { (wire, None) });

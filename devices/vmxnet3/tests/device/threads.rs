@@ -24,7 +24,7 @@ fn work(machine: &Machine, end: &AtomicBool) {
     let frame = inbound(1514);
     while !end.load(Ordering::Relaxed) {
         machine.nic.process_tx();
-        machine.nic.receive(&frame);
+        machine.receive(&frame);
         machine.link.take();
     }
 }

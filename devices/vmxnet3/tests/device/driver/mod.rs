@@ -60,7 +60,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let features = Features::RX_CHECKSUM | Features::RX_VLAN;
+        let features = Features::RX_CHECKSUM | Features::RX_VLAN | Features::LRO;
         Self { queues: 1, tx_ring: 32, rx_ring: 32, body_ring: 32, mtu: 1500, features }
     }
 }
@@ -181,7 +181,9 @@ impl<'a> Driver<'a> {
         shared.misc.queue_descs = U64::new(QUEUES);
         shared.misc.queue_descs_len = U32::new(u32::from(self.options.queues) * 512);
         shared.misc.mtu = U32::new(self.options.mtu);
-        shared.misc.max_rx_buffers = U16::new(0);
+        // `1 + MAX_SKB_FRAGS` with LRO on.
+        let lro = self.options.features.contains(Features::LRO);
+        shared.misc.max_rx_buffers = U16::new(if lro { 18 } else { 0 });
         shared.misc.tx_queues = self.options.queues;
         shared.misc.rx_queues = self.options.queues;
         shared.interrupts.auto_mask = 1;

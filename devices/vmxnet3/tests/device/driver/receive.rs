@@ -15,8 +15,10 @@ const PAGE: u16 = 4096;
 const HEAD_MAX: u32 = 3072;
 /// `VMXNET3_MAX_ETH_HDR_SIZE`.
 const ETHERNET_MAX: u32 = 22;
+/// `MAX_SKB_FRAGS`, where pages have 4096 bytes.
+const MAX_FRAGMENTS: usize = 17;
 
-/// A frame received.
+/// A packet received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     pub bytes: Vec<u8>,
@@ -39,6 +41,8 @@ pub(super) struct RxQueue {
     ids: [u16; 2],
     /// A packet whose end has not been seen.
     partial: Option<Vec<u8>>,
+    /// Body buffers in it.
+    fragments: usize,
 }
 
 impl Driver<'_> {
@@ -64,9 +68,9 @@ impl Driver<'_> {
             }
         }
         let ids = [queue, queue + self.options.queues].map(u16::from);
-        let mut queue = RxQueue { rings, info, completions, ids, partial: None };
+        let mut queue = RxQueue { rings, info, completions, ids, partial: None, fragments: 0 };
         for ring in 0..2 {
-            let count = queue.rings[ring].size - 1;
+            let count = queue.rings[ring].size.saturating_sub(1);
             queue.fill(self.machine, ring, count);
         }
         queue
@@ -131,9 +135,12 @@ impl RxQueue {
             assert!(ring == 0 && !info.body, "a packet starts in a head buffer of the first ring");
             assert!(self.partial.is_none());
             self.partial = Some(bytes);
+            self.fragments = 0;
         } else {
             assert!(info.body, "a packet goes on in body buffers");
             self.partial.as_mut().expect("a packet was started").extend(bytes);
+            self.fragments += 1;
+            assert!(self.fragments <= MAX_FRAGMENTS);
         }
         self.repost(machine, ring, index);
         if !place.end_of_packet() {

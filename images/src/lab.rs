@@ -35,7 +35,7 @@ pub struct LabOptions {
     /// Whether the command gets the user's terminal, with Ctrl-C passed on to it and Ctrl-] x to end the lab. If not, its
     /// standard input is empty and Ctrl-C ends the lab.
     pub interactive: bool,
-    /// Existing directories, absolute, that the command may write to for good.
+    /// Existing directories and files, absolute, that the command may write to for good.
     pub writable: Vec<PathBuf>,
     /// Kernel modules to load beforehand, such as `rdma_rxe`.
     pub modules: Vec<String>,
@@ -61,7 +61,8 @@ impl Default for LabOptions {
 
 impl Cache {
     /// Runs a command of this machine inside the lab, in the current directory, and returns its exit status as a shell
-    /// would give it: above 128 for a command that a signal ended. Its output goes to this process's standard output.
+    /// would give it: above 128 for a command that a signal ended. Its output goes to this process's standard output and
+    /// error, or all to the terminal when interactive.
     pub fn run_in_lab(&self, command: &[String], options: &LabOptions) -> Result<u8> {
         crate::host::require(self, &[crate::host::Purpose::Lab])?;
         let lab = self.lab_host()?;

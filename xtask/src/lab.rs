@@ -10,7 +10,7 @@ use images::LabOptions;
 
 /// Run a command, or a shell, inside the lab: an emulated machine with hardware virtualisation and RDMA over Ethernet.
 ///
-/// It sees this machine's files. What it writes is lost when the lab ends, except below directories named with --writable.
+/// It sees this machine's files. What it writes is lost when the lab ends, except to what --writable names.
 /// The exit status is the command's. From a terminal, Ctrl-] x ends a lab that hangs.
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -20,8 +20,8 @@ pub(crate) struct Arguments {
     /// Load a kernel module first, such as rdma_rxe. May be repeated.
     #[arg(long = "module", value_name = "NAME")]
     modules: Vec<String>,
-    /// Keep what is written below this directory. May be repeated.
-    #[arg(long, value_name = "DIR")]
+    /// Keep what is written to this file or below this directory. May be repeated.
+    #[arg(long, value_name = "PATH")]
     writable: Vec<PathBuf>,
     /// The command and its arguments; a shell if none.
     #[arg(last = true, value_name = "COMMAND")]
@@ -30,12 +30,12 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let directory =
+        let existing =
             |path: PathBuf| path.canonicalize().with_context(|| format!("Cannot share {}", path.display()));
         let options = LabOptions {
             memory_mib: self.memory,
             interactive: std::io::stdin().is_terminal(),
-            writable: self.writable.into_iter().map(directory).collect::<Result<_>>()?,
+            writable: self.writable.into_iter().map(existing).collect::<Result<_>>()?,
             modules: self.modules,
             ..LabOptions::default()
         };

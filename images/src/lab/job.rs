@@ -54,6 +54,11 @@ impl Job {
         self.dir().join("qemu.log")
     }
 
+    /// What the command writes to its standard error, on its way out.
+    pub(super) fn errors(&self) -> PathBuf {
+        self.dir().join("errors")
+    }
+
     /// The command's exit status, or why there is none.
     pub(super) fn result(self, ended: &str) -> Result<u8> {
         let read = |name: &str| fs::read_to_string(self.dir().join(name)).ok();
@@ -91,13 +96,26 @@ pub(super) fn share_tag(index: usize) -> String {
     format!("writable{index}")
 }
 
+/// The directory through which `path`, a directory or a file, is shared.
+pub(super) fn shared_directory(path: &Path) -> &Path {
+    path.parent().filter(|_| path.is_file()).unwrap_or(path)
+}
+
 fn setup_script(lab: &LabHost, options: &LabOptions) -> Result<String> {
     let mut script = String::new();
     let modules = quoted(&lab.kernel.modules().to_string_lossy())?;
     script += &format!("ln -s {modules} /host/lib/modules/{}\n", quoted(&lab.kernel.release)?);
     for (index, path) in options.writable.iter().enumerate() {
-        let target = quoted(&format!("/host{}", path.display()))?;
-        script += &format!("share {} {target} cache=none\n", share_tag(index));
+        let (tag, target) = (share_tag(index), quoted(&format!("/host{}", path.display()))?);
+        match path.file_name().filter(|_| path.is_file()) {
+            None => script += &format!("share {tag} {target} cache=none\n"),
+            // Only directories can be shared, so a file is lent out of its directory.
+            Some(name) => {
+                let file = quoted(&format!("/{tag}/{}", name.to_string_lossy()))?;
+                script += &format!("mkdir /{tag}\nshare {tag} /{tag} cache=none\n");
+                script += &format!("mount --bind {file} {target} || fail \"Cannot lend \"{file}\n");
+            }
+        }
     }
     for module in &options.modules {
         let module = quoted(module)?;
@@ -109,7 +127,7 @@ fn setup_script(lab: &LabHost, options: &LabOptions) -> Result<String> {
 fn job_script(cache: &Cache, command: &[String], options: &LabOptions) -> Result<String> {
     let mut script = String::new();
     if !options.interactive {
-        script += "stty raw -echo\nexec </dev/null\n";
+        script += "stty raw -echo\nexec </dev/null 2>/dev/hvc1\nstty raw -echo <&2\n";
     } else {
         // The user's own terminal ends lines already: QEMU leaves its output settings alone.
         script += "stty -onlcr\n";

@@ -1,11 +1,14 @@
 //! Runs QEMU as the lab host and makes sure that neither it nor a changed terminal outlives us.
 
 use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::job::{self, Job};
@@ -25,9 +28,11 @@ const POLL: Duration = Duration::from_millis(20);
 /// Runs one job and returns its exit status.
 pub(super) fn run(lab: &LabHost, job: Job, options: &LabOptions) -> Result<u8> {
     let _terminal = options.interactive.then(Terminal::save);
+    let mut errors = (!options.interactive).then(|| Errors::open(&job)).transpose()?;
     let mut qemu = Qemu(start(lab, &job, options)?);
     let deadline = options.timeout.map(|limit| Instant::now() + limit);
     let ended = loop {
+        errors.as_mut().map(Errors::pass_on);
         match qemu.0.try_wait().named("wait for", "qemu-system-x86_64")? {
             Some(status) => break describe(status),
             None if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
@@ -37,6 +42,7 @@ pub(super) fn run(lab: &LabHost, job: Job, options: &LabOptions) -> Result<u8> {
         }
     };
     drop(qemu);
+    errors.as_mut().map(Errors::pass_on);
     job.result(&ended)
 }
 
@@ -53,11 +59,11 @@ fn start(lab: &LabHost, job: &Job, options: &LabOptions) -> Result<Child> {
     command.arg("-kernel").arg(&lab.kernel.vmlinux).arg("-initrd").arg(&lab.initramfs);
     command.args(["-append", "console=ttyS0 quiet panic=-1"]);
     command.arg("-serial").arg(format!("file:{}", escaped(&job.kernel_log())));
-    command.args(terminal(options));
+    command.args(terminal(job, options));
     command.arg("-virtfs").arg(share(Path::new("/"), "hostroot") + ",readonly=on,multidevs=remap");
     command.arg("-virtfs").arg(share(job.dir(), "control"));
     for (index, path) in options.writable.iter().enumerate() {
-        command.arg("-virtfs").arg(share(path, &job::share_tag(index)));
+        command.arg("-virtfs").arg(share(job::shared_directory(path), &job::share_tag(index)));
     }
     if !options.interactive {
         command.stdin(Stdio::null());
@@ -81,21 +87,18 @@ fn machine(options: &LabOptions) -> Vec<String> {
     .collect()
 }
 
-/// The command's terminal. When it is the user's, the multiplexer gives them a way out of a lab that hangs: Ctrl-] x.
-fn terminal(options: &LabOptions) -> Vec<String> {
+/// The command's terminal. When it is the user's, the multiplexer gives them a way out of a lab that hangs: Ctrl-] x. When
+/// it is not, standard error has a way out of its own.
+fn terminal(job: &Job, options: &LabOptions) -> Vec<String> {
     let backend = if options.interactive { "stdio,id=tty,signal=off,mux=on" } else { "stdio,id=tty" };
-    [
-        "-chardev",
-        backend,
-        "-echr",
-        "0x1d",
-        "-device",
-        "virtio-serial-pci",
-        "-device",
-        "virtconsole,chardev=tty",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    let mut arguments =
+        ["-chardev", backend, "-echr", "0x1d", "-device", "virtio-serial-pci"].map(str::to_owned).to_vec();
+    arguments.extend(["-device", "virtconsole,chardev=tty"].map(str::to_owned));
+    if !options.interactive {
+        let errors = format!("file,id=errors,path={}", escaped(&job.errors()));
+        arguments.extend(["-chardev", &errors, "-device", "virtconsole,chardev=errors"].map(str::to_owned));
+    }
+    arguments
 }
 
 fn share(path: &Path, tag: &str) -> String {
@@ -105,6 +108,27 @@ fn share(path: &Path, tag: &str) -> String {
 /// QEMU's option syntax doubles a comma that is part of a value.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
+}
+
+/// The way of the command's standard error: a FIFO that QEMU writes to.
+struct Errors(File);
+
+impl Errors {
+    /// Opened before QEMU does, which would wait for a reader.
+    fn open(job: &Job) -> Result<Self> {
+        let path = job.errors();
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).map_err(Into::into).named("create", &path)?;
+        let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path);
+        Ok(Self(file.named("open", &path)?))
+    }
+
+    /// Writes what has come to this process's standard error. Where that is closed, nobody wants it.
+    fn pass_on(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = self.0.read(&mut buffer) {
+            let _ = std::io::stderr().write_all(&buffer[..length]);
+        }
+    }
 }
 
 /// QEMU, ended with its owner.

@@ -3,13 +3,15 @@
 //! A run is prepared on this machine. Where guests cannot run here, the same program is started again inside the lab
 //! with a file that tells it what to do ([`inside`]): one code path from there on.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use images::{Cache, LabOptions};
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use crate::own::{Commands, Machine};
 use crate::setup::{Setup, Way};
@@ -59,6 +61,7 @@ pub enum ShellCommand {
     /// A shell in guest a or b, with the other one beside it
     Shell {
         /// a or b
+        #[arg(value_parser = parse_guest)]
         guest: char,
 
         /// What the guests are made of
@@ -122,13 +125,26 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("Cannot use {}", path.display()))
 }
 
+/// Reads a guest's name.
+fn parse_guest(text: &str) -> Result<char, String> {
+    match text {
+        "a" => Ok('a'),
+        "b" => Ok('b'),
+        _ => Err(format!("There is no guest {text}; the guests are a and b")),
+    }
+}
+
 /// Reads `FILE`, `a:FILE` or `b:FILE`.
 fn parse_disk(text: &str) -> Result<(Option<char>, PathBuf), String> {
     match text.split_once(':') {
-        Some((guest @ ("a" | "b"), file)) => Ok((guest.chars().next(), file.into())),
-        _ if text.is_empty() => Err("A disk needs a file".into()),
-        _ => Ok((None, text.into())),
+        // One letter is taken for a guest; a file of such a name is written ./x:FILE.
+        Some((guest, file)) if guest.len() == 1 => parse_guest(guest).map(|guest| (Some(guest), file)),
+        _ => Ok((None, text)),
     }
+    .and_then(|(guest, file)| match file {
+        "" => Err("A disk needs a file".into()),
+        file => Ok((guest, file.into())),
+    })
 }
 
 /// Arguments of the test suite.
@@ -148,7 +164,7 @@ pub struct InsideArguments {
 
 /// What to do once everything is made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Work {
+pub(crate) enum Work {
     Demo,
     Run(Commands),
     Shell { guest: char, machine: Machine, copy: Vec<PathBuf> },
@@ -156,6 +172,16 @@ enum Work {
 }
 
 impl Work {
+    /// Files of the user that its guests may write to.
+    fn writable(&self) -> Vec<PathBuf> {
+        let machine = match self {
+            Self::Run(commands) => &commands.machine,
+            Self::Shell { machine, .. } => machine,
+            Self::Demo | Self::Suite { .. } => return Vec::new(),
+        };
+        machine.disks.iter().filter(|(guest, _)| guest.is_some()).map(|(_, path)| path.clone()).collect()
+    }
+
     /// Memory of all its guests at a time, in MiB.
     fn guests_mib(&self) -> u32 {
         match self {
@@ -207,10 +233,14 @@ pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
 pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
     if let Some(ShellCommand::Shell { guest, machine }) = arguments.shell {
         let (machine, copy) = machine.machine()?;
+        ensure!(std::io::stdin().is_terminal(), "A shell needs a terminal on standard input");
         return carry_out(cache, Setup::make(cache, false)?, Work::Shell { guest, machine, copy });
     }
     let (machine, copy) = arguments.machine.machine()?;
     let Some(a) = arguments.a else { bail!("Guest a needs a command: --a COMMAND") };
+    if let (None, Some((_, disk))) = (&arguments.b, machine.disks.iter().find(|disk| disk.0 == Some('b'))) {
+        bail!("{} is a disk of guest b, which starts only with a command: --b COMMAND", disk.display());
+    }
     let commands = Commands {
         a,
         b: arguments.b,
@@ -256,15 +286,21 @@ fn carry_out(cache: &Cache, setup: Setup, work: Work) -> Result<u8> {
     let options = LabOptions {
         memory_mib: LAB_MEMORY_MIB + work.guests_mib(),
         interactive: matches!(work, Work::Shell { .. }),
-        writable: vec![setup.results.clone()],
+        writable: [vec![setup.results.clone()], work.writable()].concat(),
         timeout: work.timeout(),
         ..LabOptions::default()
     };
+    let (command, _file) = inside_command(setup, work)?;
+    Ok(cache.run_in_lab(&command, &options)?)
+}
+
+/// The command that does the work where guests can run, and the file with its job, which has to live as long.
+pub(crate) fn inside_command(setup: Setup, work: Work) -> Result<([String; 3], NamedTempFile)> {
     let file = tempfile::Builder::new().prefix("job-").suffix(".json").tempfile_in(&setup.results)?;
     serde_json::to_writer(&file, &Job { setup, work })?;
     let program = std::env::current_exe().context("Cannot find this program's own file")?;
     let command = [&program, &PathBuf::from("inside"), file.path()].map(|part| part.display().to_string());
-    Ok(cache.run_in_lab(&command, &options)?)
+    Ok((command, file))
 }
 
 #[cfg(test)]
@@ -297,12 +333,15 @@ mod tests {
         assert!(matches!(arguments.shell, Some(ShellCommand::Shell { guest: 'b', .. })));
         assert!(parse(&[]).is_err());
         assert!(parse(&["--b", "./client ADDR"]).is_err());
+        assert!(parse(&["shell", "c"]).is_err_and(|error| error.to_string().contains("no guest c")));
     }
 
     #[test]
     fn disk_may_name_its_guest() {
         assert_eq!(parse_disk("b:/srv/x.img"), Ok((Some('b'), "/srv/x.img".into())));
         assert_eq!(parse_disk("/srv/x.img"), Ok((None, "/srv/x.img".into())));
-        assert!(parse_disk("").is_err());
+        assert_eq!(parse_disk("./c:x.img"), Ok((None, "./c:x.img".into())));
+        assert!(parse_disk("").is_err() && parse_disk("a:").is_err());
+        assert!(parse_disk("c:x.img").unwrap_err().contains("no guest c"));
     }
 }

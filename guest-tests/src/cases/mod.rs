@@ -6,6 +6,7 @@ mod device;
 mod disk;
 mod lifecycle;
 mod network;
+mod own;
 mod programs;
 mod verifier;
 
@@ -40,6 +41,7 @@ pub fn stages() -> Vec<Stage> {
             options: Box::new(one_guest),
             cases: boot::smp_cases().into_iter().chain(disk::cases()).collect(),
         },
+        Stage { name: "none", options: Box::new(no_guest), cases: own::cases() },
         Stage { name: "newer kernel", options: Box::new(newer_kernel), cases: boot::newer_cases() },
     ]
 }
@@ -63,6 +65,14 @@ fn one_guest(setup: &Setup, scratch: &Path) -> Result<Options> {
         .zip([Some('a'), None])
         .map(|(path, guest)| Disk { path, guest })
         .collect();
+    Ok(options)
+}
+
+/// For cases that start guests themselves.
+fn no_guest(setup: &Setup, _: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.count = 0;
+    options.nics = 0;
     Ok(options)
 }
 

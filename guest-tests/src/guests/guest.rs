@@ -17,6 +17,9 @@ use super::task::{Echo, Output, Task};
 /// Linux's number of the signal that cannot be ignored.
 const KILL: i32 = 9;
 
+/// How long a VMM may take to say why it ends, once it has closed its sockets.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 /// A guest, from the start of its VM to its end.
 pub struct Guest {
     address: Address,
@@ -73,6 +76,7 @@ impl Guest {
         let status = self.control.status();
         match &status.gone {
             Some(reason) if status.lives < life => {
+                self.vm.settle(LAST_WORDS);
                 let reason = format!("{reason}; the VMM says: {}", tail(&self.vm.printed()));
                 Err(GuestError::Gone { guest: self.name(), reason })
             }

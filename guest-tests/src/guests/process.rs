@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -58,6 +58,18 @@ impl Process {
             if ended.is_some() || Instant::now() >= deadline {
                 return ended;
             }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until it has ended, but leaves its exit status to [`Process::wait`].
+    pub fn settle(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let Some(id) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
+        while let Ok(None) = waitid(WaitId::Pid(id), options)
+            && Instant::now() < deadline
+        {
             thread::sleep(Duration::from_millis(20));
         }
     }

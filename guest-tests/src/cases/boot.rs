@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::rdma::{Listening, Pair, device_info};
+use crate::guests::Guest;
+use crate::rdma::{Listening, Pair, RdmaDevice, device_info};
 use crate::suite::{Case, Stand};
 
 /// Prints the lines of a kernel log that no healthy boot has.
@@ -87,10 +88,14 @@ fn newer_kernel(stand: &mut Stand<'_>) -> Result<()> {
     no_alarm(stand)
 }
 
-fn pingpong_to_itself(stand: &mut Stand<'_>) -> Result<()> {
-    let guest = stand.a();
-    let device = stand.device(guest)?;
-    let line = format!("ibv_rc_pingpong -d {} -g {} -n 100 -c", device.name, device.ipv4);
+pub fn pingpong_to_itself(stand: &mut Stand<'_>) -> Result<()> {
+    pingpong_in(stand.a(), "-n 100 -c")
+}
+
+/// A ping-pong with the given flags within one guest.
+pub fn pingpong_in(guest: &Guest, flags: &str) -> Result<()> {
+    let device = RdmaDevice::of(guest)?;
+    let line = format!("ibv_rc_pingpong -d {} -g {} {flags}", device.name, device.ipv4);
     let client = format!("{line} {}", guest.ip(0)).into();
     Pair { server: line.into(), client, listening: Listening::Tcp(18515) }.must(guest, guest)?;
     Ok(())

@@ -4,7 +4,9 @@ mod boot;
 mod capture;
 mod device;
 mod disk;
+mod interrupts;
 mod lifecycle;
+mod memory;
 mod network;
 mod own;
 mod programs;
@@ -39,9 +41,13 @@ pub fn stages() -> Vec<Stage> {
         Stage {
             name: "two CPUs, bzImage, disks",
             options: Box::new(one_guest),
-            cases: boot::smp_cases().into_iter().chain(disk::cases()).collect(),
+            cases: [boot::smp_cases(), interrupts::cases(), disk::cases()].into_iter().flatten().collect(),
         },
-        Stage { name: "none", options: Box::new(no_guest), cases: own::cases() },
+        Stage {
+            name: "none",
+            options: Box::new(no_guest),
+            cases: own::cases().into_iter().chain(memory::cases()).collect(),
+        },
         Stage { name: "newer kernel", options: Box::new(newer_kernel), cases: boot::newer_cases() },
     ]
 }

@@ -60,6 +60,8 @@ pub struct Options {
     pub cpus: u8,
     /// Memory of each, in MiB.
     pub memory_mib: u32,
+    /// Whether that comes from the host's pool of huge pages.
+    pub huge_pages: bool,
     /// NICs of each; the first one has an RDMA device.
     pub nics: Nic,
     /// MTU of every port; the link's own when absent.
@@ -94,6 +96,7 @@ impl Default for Options {
             count: 2,
             cpus: 1,
             memory_mib: 512,
+            huge_pages: false,
             nics: 1,
             mtu: None,
             disks: Vec::new(),

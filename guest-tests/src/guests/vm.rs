@@ -58,7 +58,8 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     flag("--initramfs", files.initramfs.display().to_string());
     flag("--cmdline", kernel_command_line(options, files.guest));
     flag("--cpus", options.cpus.to_string());
-    flag("--memory", format!("size={}M", options.memory_mib));
+    let huge_pages = if options.huge_pages { ",hugepages=on" } else { "" };
+    flag("--memory", format!("size={}M{huge_pages}", options.memory_mib));
     flag("--serial", format!("num=1,type=file,path={}", files.console()));
     flag("--serial", format!("num=2,type=socket,path={}", files.control()));
     flag("--on-reboot", if options.may_reboot { "reset" } else { "exit" }.into());

@@ -8,7 +8,7 @@ use common::node::HEAP;
 use common::wr::{SEND, statuses, va};
 use common::{Connection, World, edit};
 use roce::wire::Pdu;
-use verbs::{AsyncEvent, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, SendFlags, SendOp, WcStatus};
+use verbs::{AsyncEvent, Mtu, Provider, QpId, QpState, SendFlags, SendOp, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
 const TARGET: u64 = HEAP + 0x10_0000;
@@ -141,6 +141,35 @@ fn rnr_retry_seven_waits_for_ever_and_then_delivers() {
 }
 
 #[test]
+fn waiting_for_receives_costs_no_transport_retry() {
+    let mut world = connected(Connection { retry_cnt: 0, min_rnr_timer: 31, ..Connection::default() });
+    for wr_id in 0..4 {
+        world.nodes[0].send(1, wr_id, SEND, HEAP, 3000);
+    }
+    world.run_for(Duration::from_secs(30));
+    for wr_id in 0..4 {
+        world.nodes[1].recv(1, wr_id, TARGET, 3000);
+    }
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(0, OK), (1, OK), (2, OK), (3, OK)]);
+    assert_eq!(world.nodes[0].provider.counters().ack_timeouts, 0);
+}
+
+#[test]
+fn progress_restores_all_rnr_retries() {
+    let mut world = connected(Connection { rnr_retry: 1, min_rnr_timer: 20, ..Connection::default() });
+    for wr_id in 0..10 {
+        world.nodes[0].send(1, wr_id, SEND, HEAP, 3000);
+        // One NAK at once, one after 10.24 ms that would be the last straw.
+        world.run_for(Duration::from_millis(5));
+        world.nodes[1].recv(1, wr_id, TARGET, 3000);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(wr_id, OK)]);
+    }
+    assert_eq!(world.nodes[0].provider.counters().rnr_naks_received, 10);
+}
+
+#[test]
 fn write_with_immediate_waits_for_a_receive_without_losing_its_data() {
     let mut world = connected(Connection { mtu: Mtu::B256, ..Connection::default() });
     world.nodes[0].write(HEAP, &[5; 3000]);
@@ -266,27 +295,6 @@ fn one_acknowledgement_may_cover_many_messages() {
     let frames = world.recording.take().unwrap();
     let acks = frames.iter().filter(|frame| matches!(edit::packet(frame).pdu, Pdu::Ack(_))).count();
     assert!(acks < 10, "{acks} acknowledgements");
-}
-
-#[test]
-fn drained_queue_is_reported_once_and_starts_nothing_new() {
-    let mut world = connected(Connection { mtu: Mtu::B256, ..Connection::default() });
-    let op = write_op(&world);
-    world.nodes[0].send(1, 1, op.clone(), HEAP, 1 << 20);
-    world.run_for(Duration::from_micros(7));
-    let attr = QpAttr { state: QpState::Sqd, sqd_async_notify: true, ..QpAttr::default() };
-    world.modify(0, 1, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
-    assert!(world.nodes[0].provider.query_qp(QpId(1)).unwrap().sq_draining);
-    world.nodes[0].send(1, 2, op, HEAP, 10);
-    world.run();
-    assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
-    assert_eq!(world.nodes[0].async_events(), [AsyncEvent::SqDrained(QpId(1))]);
-    assert!(!world.nodes[0].provider.query_qp(QpId(1)).unwrap().sq_draining);
-    world.set_state(0, 1, QpState::Rts).unwrap();
-    world.run();
-    assert_eq!(statuses(&world.nodes[0].completions()), [(2, OK)]);
-    world.modify(0, 1, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
-    assert_eq!(world.nodes[0].async_events(), [AsyncEvent::SqDrained(QpId(1))]);
 }
 
 #[test]

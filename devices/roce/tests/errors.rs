@@ -483,19 +483,6 @@ fn objects_in_use_cannot_be_destroyed() {
 }
 
 #[test]
-fn overflown_completion_queue_fails_its_queue_pairs_without_naming_it_again() {
-    let mut world = World::new();
-    world.connect(1, Connection::default());
-    let node = &mut world.nodes[0];
-    node.recv(1, 1, TARGET, 10);
-    node.provider.fail_cq(common::node::CQ);
-    node.collect_events();
-    assert_eq!(node.state(1), QpState::Err);
-    let told = [ProviderEvent::Async(AsyncEvent::QpFatal(QP)), ProviderEvent::RecvRetired(QP)];
-    assert_eq!(node.events, told);
-}
-
-#[test]
 fn elements_without_length_need_no_key() {
     let mut world = World::new();
     world.connect(1, Connection::default());

@@ -6,8 +6,8 @@ use common::node::{CQ, HEAP, Node, PD};
 use common::wr::{SEND, statuses};
 use common::{Connection, World};
 use verbs::{
-    AsyncEvent, Error, Provider, ProviderEvent, QpId, QpInit, QpState, QpType, SrqAttr, SrqId, SrqInit,
-    WcStatus,
+    AsyncEvent, Error, Provider, ProviderEvent, QpId, QpInit, QpState, QpType, SendOp, SrqAttr, SrqId,
+    SrqInit, WcStatus,
 };
 
 const OK: WcStatus = WcStatus::Success;
@@ -59,6 +59,46 @@ fn crossing_the_limit_is_reported_once_and_disarms_it() {
     }
     assert_eq!(world.nodes[1].provider.query_srq(SRQ).unwrap().limit, 0);
     assert!(matches!(world.nodes[1].provider.set_srq_limit(SRQ, 9), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn limit_may_be_armed_again_and_below_it_the_next_receive_taken_tells() {
+    let mut world = sharing();
+    for i in 0..4 {
+        world.nodes[1].srq_recv(3, i, TARGET, 4096);
+    }
+    for limit in [4, 8, 1] {
+        // 3, 2 and 1 are left after this one; neither arming nor posting is an event.
+        world.nodes[1].provider.set_srq_limit(SRQ, limit).unwrap();
+        assert_eq!(world.nodes[1].async_events(), []);
+        world.nodes[0].send(1, 1, SEND, HEAP, 10);
+        world.run();
+        let expected = if limit == 1 { vec![] } else { vec![AsyncEvent::SrqLimitReached(SRQ)] };
+        assert_eq!(world.nodes[1].async_events(), expected);
+    }
+    world.nodes[1].provider.set_srq_limit(SRQ, 0).unwrap();
+    world.nodes[0].send(1, 1, SEND, HEAP, 10);
+    world.run();
+    assert_eq!(world.nodes[1].async_events(), []);
+}
+
+#[test]
+fn last_receive_is_told_once_however_the_queue_pair_failed() {
+    let last = |id| AsyncEvent::LastWqeReached(QpId(id));
+    let mut world = sharing();
+    // Its own request fails.
+    world.nodes[1].send(1, 1, SendOp::Bad(WcStatus::LocLenErr), HEAP, 0);
+    world.run();
+    assert_eq!(world.nodes[1].async_events(), [last(1)]);
+    // It refuses a request of its peer.
+    world.nodes[0].send(2, 1, SendOp::Write { addr: 0, rkey: 0, imm: None }, HEAP, 1);
+    world.run();
+    assert_eq!(world.nodes[1].async_events(), [AsyncEvent::QpAccessErr(QpId(2)), last(2)]);
+    // Once in error, nothing is news.
+    world.set_state(1, 1, QpState::Err).unwrap();
+    world.set_state(1, 2, QpState::Reset).unwrap();
+    world.set_state(0, 1, QpState::Err).unwrap();
+    assert_eq!([0, 1].map(|n: usize| world.nodes[n].async_events()), [vec![], vec![]]);
 }
 
 #[test]

@@ -65,7 +65,11 @@ impl Qp {
             }
             (QpState::Init, QpState::Rtr) => self.resp.expected = Psn::new(self.attr.rq_psn),
             (QpState::Rtr, QpState::Rts) => self.start_requester(cx),
-            (QpState::Sqd, QpState::Rts) => self.wake(cx),
+            (QpState::Sqd, QpState::Rts) => {
+                // Whoever left before it was drained does not wait for that any more.
+                self.attr.sqd_async_notify = false;
+                self.wake(cx);
+            }
             (QpState::Sqd, QpState::Sqd) => self.restore_budgets(),
             (_, QpState::Sqd) => self.report_drained(cx),
             _ => {}

@@ -6,9 +6,8 @@ use verbs::{
 };
 
 use super::mr::Denied;
-use super::plan::{Effect, Outgoing, Source};
+use super::plan::{Effect, Outgoing, Source, Transmit};
 use super::qp::Qp;
-use super::requester::Step;
 use super::shared::{Shared, total};
 use crate::wire::{Deth, Family, Frame, Packet, Path, Pdu};
 
@@ -29,11 +28,11 @@ const fn network_type(family: Family) -> u8 {
 
 impl Qp {
     /// Sends the oldest datagram. It is complete when it is sent.
-    pub(crate) fn send_datagram(&mut self, cx: &mut Shared) -> Step {
+    pub(crate) fn send_datagram(&mut self, cx: &mut Shared) -> Transmit {
         if self.state() == QpState::Sqd {
-            return Step::Idle;
+            return Transmit::Idle;
         }
-        let Some(wqe) = self.sq.wqes.front() else { return Step::Idle };
+        let Some(wqe) = self.sq.wqes.front() else { return Transmit::Idle };
         let SendOp::UdSend { to, imm } = wqe.wr.op else {
             let status = if let SendOp::Bad(status) = wqe.wr.op { status } else { WcStatus::LocQpOpErr };
             return self.fail_datagram(cx, status);
@@ -42,7 +41,7 @@ impl Qp {
             Ok(out) => {
                 self.req.next = self.req.next.plus(1);
                 self.complete_send(cx, WcStatus::Success);
-                Step::Packet(out)
+                Transmit::Packet(out)
             }
             Err(status) => self.fail_datagram(cx, status),
         }
@@ -70,11 +69,11 @@ impl Qp {
     }
 
     /// A datagram cannot be sent: the send queue stops, the receive queue does not.
-    fn fail_datagram(&mut self, cx: &mut Shared, status: WcStatus) -> Step {
+    fn fail_datagram(&mut self, cx: &mut Shared, status: WcStatus) -> Transmit {
         self.attr.state = QpState::Sqe;
         self.complete_send(cx, status);
         self.flush_send(cx);
-        Step::Local
+        Transmit::Again
     }
 
     /// Takes a datagram. What does not suit is dropped without a trace on the wire or in the queue: anybody can send one.

@@ -36,10 +36,10 @@ pub use self::counters::Counters;
 use self::gids::GidTable;
 use self::keys::Permutation;
 use self::mr::MrTable;
-use self::plan::{Effect, Outgoing};
+use self::plan::Effect;
+pub use self::plan::Transmit;
 use self::qp::Qp;
 pub use self::ram::RamMap;
-use self::requester::Step;
 use self::shared::Shared;
 use self::table::Table;
 use crate::psn::Psn;
@@ -51,18 +51,6 @@ const P_KEY_FULL: u16 = 0x8000;
 const QP_ID_BITS: u32 = 16;
 /// Turns and timers one call of [`Engine::transmit`] deals with at most.
 const MAX_TURNS: u32 = 64;
-
-/// What a call of [`Engine::transmit`] came to.
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "returned and used up at once")]
-pub enum Transmit {
-    /// A packet to send.
-    Packet(Outgoing),
-    /// Work was done, and there may be more.
-    Again,
-    /// Nothing is due.
-    Idle,
-}
 
 /// The engine of one device.
 pub struct Engine {
@@ -215,23 +203,23 @@ impl Engine {
         for _ in 0..MAX_TURNS {
             let Some(id) = self.shared.ready.front().copied() else { return Transmit::Idle };
             match self.turn(id) {
-                Step::Packet(out) => {
+                Transmit::Packet(out) => {
                     self.shared.counters.tx_packets += 1;
                     self.shared.counters.tx_bytes += u64::from(out.len);
                     return Transmit::Packet(out);
                 }
-                Step::Local => {}
-                Step::Idle => self.end_turn(id, false),
+                Transmit::Again => {}
+                Transmit::Idle => self.end_turn(id, false),
             }
         }
         Transmit::Again
     }
 
-    fn turn(&mut self, id: QpId) -> Step {
-        let Some(qp) = self.qps.get_mut(id.0) else { return Step::Idle };
+    fn turn(&mut self, id: QpId) -> Transmit {
+        let Some(qp) = self.qps.get_mut(id.0) else { return Transmit::Idle };
         let step = qp.transmit(&mut self.shared);
         qp.schedule(&mut self.shared);
-        if !matches!(step, Step::Idle) {
+        if !matches!(step, Transmit::Idle) {
             self.burst += 1;
             if self.burst >= self.shared.config.burst {
                 self.end_turn(id, true);

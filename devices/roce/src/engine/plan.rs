@@ -66,3 +66,15 @@ pub struct Outgoing {
     /// Bytes of payload.
     pub len: u32,
 }
+
+/// What a turn at sending came to, of a queue pair or of the whole engine.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "returned and used up at once")]
+pub enum Transmit {
+    /// A packet to send.
+    Packet(Outgoing),
+    /// Work was done without a packet, and there may be more.
+    Again,
+    /// Nothing to do until something happens.
+    Idle,
+}

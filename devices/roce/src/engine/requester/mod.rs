@@ -23,7 +23,6 @@ use std::collections::VecDeque;
 use device_model::time::Instant;
 use verbs::{Error, QpState, SendOp, SendWr, WcStatus};
 
-pub(crate) use self::send::Step;
 use self::window::Window;
 use super::qp::Qp;
 use super::shared::Shared;

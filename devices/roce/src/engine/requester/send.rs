@@ -4,7 +4,7 @@ use verbs::{Access, QpState, QpType, Segments, SendFlags, SendOp, SendWr, WcStat
 
 use super::{Phase, SendWqe, Wait};
 use crate::engine::config::MAX_MESSAGE;
-use crate::engine::plan::Outgoing;
+use crate::engine::plan::{Outgoing, Transmit};
 use crate::engine::qp::Qp;
 use crate::engine::shared::{Shared, total};
 use crate::psn::Psn;
@@ -12,17 +12,6 @@ use crate::wire::{AtomicEth, AtomicKind, Packet, Pdu, Position, Reth};
 
 /// Bytes an atomic operation works on.
 pub(super) const ATOMIC_LEN: u32 = 8;
-
-/// What a turn of a queue pair came to.
-#[derive(Debug)]
-pub(crate) enum Step {
-    /// A packet.
-    Packet(Outgoing),
-    /// Work without a packet; there may be more.
-    Local,
-    /// Nothing to do until something happens.
-    Idle,
-}
 
 /// Whether the current work request may begin.
 enum Start {
@@ -46,40 +35,41 @@ struct Part {
 
 impl Qp {
     /// Takes a turn at sending. Answers and own requests alternate, so that neither keeps the other waiting.
-    pub(crate) fn transmit(&mut self, cx: &mut Shared) -> Step {
+    pub(crate) fn transmit(&mut self, cx: &mut Shared) -> Transmit {
         let answer = !self.answered;
         for answer in [answer, !answer] {
-            let step = if answer { self.respond(cx).map_or(Step::Idle, Step::Packet) } else { self.ask(cx) };
-            if !matches!(step, Step::Idle) {
+            let step =
+                if answer { self.respond(cx).map_or(Transmit::Idle, Transmit::Packet) } else { self.ask(cx) };
+            if !matches!(step, Transmit::Idle) {
                 self.answered = answer;
                 return step;
             }
         }
-        Step::Idle
+        Transmit::Idle
     }
 
-    fn ask(&mut self, cx: &mut Shared) -> Step {
+    fn ask(&mut self, cx: &mut Shared) -> Transmit {
         match (self.init.qp_type, self.state()) {
             (QpType::Rc, QpState::Rts | QpState::Sqd) => self.request(cx),
             (QpType::Ud | QpType::Gsi, QpState::Rts | QpState::Sqd) => self.send_datagram(cx),
-            _ => Step::Idle,
+            _ => Transmit::Idle,
         }
     }
 
-    fn request(&mut self, cx: &mut Shared) -> Step {
+    fn request(&mut self, cx: &mut Shared) -> Transmit {
         if self.req.failed.is_some() || matches!(self.req.wait, Wait::Rnr(_)) {
-            return Step::Idle;
+            return Transmit::Idle;
         }
         match self.sq.current().map(|wqe| wqe.phase) {
-            None => return Step::Idle,
+            None => return Transmit::Idle,
             Some(Phase::Done) => {
                 self.sq.current += 1;
-                return Step::Local;
+                return Transmit::Again;
             }
             Some(Phase::Waiting) => match self.start(cx) {
                 Start::Now => {}
-                Start::Local => return Step::Local,
-                Start::NotYet => return Step::Idle,
+                Start::Local => return Transmit::Again,
+                Start::NotYet => return Transmit::Idle,
             },
             Some(Phase::Sent) => {}
         }
@@ -147,12 +137,12 @@ impl Qp {
     }
 
     /// The packet under the cursor, if the window has room.
-    fn request_packet(&mut self, cx: &mut Shared) -> Step {
-        let Some(wqe) = self.sq.current() else { return Step::Idle };
+    fn request_packet(&mut self, cx: &mut Shared) -> Transmit {
+        let Some(wqe) = self.sq.current() else { return Transmit::Idle };
         let in_flight = self.req.next.since(self.req.una);
         let reads_full = wqe.wants_response() && self.req.reads >= self.attr.max_rd_atomic;
         if in_flight >= self.req.window.packets() || reads_full {
-            return Step::Idle;
+            return Transmit::Idle;
         }
         let part = self.part(cx, wqe, in_flight);
         let mut segments = Segments::new();
@@ -161,13 +151,13 @@ impl Qp {
             let access = Access::empty();
             if cx.resolve_sges(self.init.pd, sges, part.offset, part.len, access, &mut segments).is_err() {
                 self.fail_current(cx, WcStatus::LocProtErr);
-                return Step::Local;
+                return Transmit::Again;
             }
         }
         let mut packet = Packet::new(self.attr.dest_qpn, self.req.next, part.pdu);
         (packet.ack_req, packet.solicited) = (part.ack_req, part.solicited);
         self.move_cursor(cx, part.psns);
-        Step::Packet(Outgoing { qp: self.id, path: self.path, packet, segments, len: part.len })
+        Transmit::Packet(Outgoing { qp: self.id, path: self.path, packet, segments, len: part.len })
     }
 
     /// Describes the packet under the cursor.

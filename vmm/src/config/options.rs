@@ -50,7 +50,11 @@ pub struct RunOptions {
     /// Each NIC is a vmxnet3 at function 0 of its own PCI slot, with a pvrdma RDMA device at function 1 unless rdma=off.
     /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/peer), `tap:NAME`, `loopback` (up,
     /// with nobody there) or `none` (unplugged). capture= writes every frame to a pcapng file; ip= is the only address the
-    /// guest may send from; impair= makes the network bad, for instance `loss:1%/delay:10ms`.
+    /// guest may send from.
+    ///
+    /// impair= makes the network bad in both directions. HOW is any of `loss:1%`, `duplicate:1%`, `reorder:1%`,
+    /// `corrupt:0.1%`, `mark:1%` (as a congested router marks, ECN), `delay:10ms`, `jitter:2ms` and `seed:42`, with slashes
+    /// between them. The same seed gives the same frames the same fate.
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
     pub net: Vec<NetConfig>,
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use device_model::time::Instant;
 
+use super::mark::mark;
 use super::random::Random;
 use super::spec::{Impairment, Ratio};
 
@@ -33,6 +34,8 @@ pub struct ChannelCounters {
     pub reordered: u64,
     /// Changed by one bit.
     pub corrupted: u64,
+    /// Marked as by a congested router.
+    pub marked: u64,
     /// Vanished because too many were on their way.
     pub overflowed: u64,
 }
@@ -85,11 +88,14 @@ impl Channel {
     /// Puts a frame in at `now`. What arrives at once, this frame or one it frees, is given to `out`.
     pub fn offer(&mut self, now: Instant, parts: &[IoSlice<'_>], out: &mut dyn FnMut(&[IoSlice<'_>])) {
         self.counters.offered += 1;
-        let Impairment { loss, duplicate, corrupt, .. } = self.impairment;
+        let Impairment { loss, duplicate, corrupt, mark, .. } = self.impairment;
         if self.hits(loss) {
             self.counters.lost += 1;
             return;
         }
+        let marked = if self.hits(mark) { self.marked(parts) } else { None };
+        let marked = marked.as_deref().map(IoSlice::new);
+        let parts = marked.as_ref().map_or(parts, std::slice::from_ref);
         let changed = self.hits(corrupt).then(|| self.corrupted(parts));
         let changed = changed.as_deref().map(IoSlice::new);
         let parts = changed.as_ref().map_or(parts, std::slice::from_ref);
@@ -130,6 +136,14 @@ impl Channel {
             self.counters.corrupted += 1;
         }
         frame
+    }
+
+    /// A marked copy of a frame that may be marked.
+    fn marked(&mut self, parts: &[IoSlice<'_>]) -> Option<Vec<u8>> {
+        let mut frame = gather(parts);
+        let marked = mark(&mut frame);
+        self.counters.marked += u64::from(marked);
+        marked.then_some(frame)
     }
 
     /// Lets one frame overtake the held ones, or holds it back itself.
@@ -294,6 +308,24 @@ mod tests {
             });
         }
         assert_eq!(channel.counters().corrupted, 1000);
+    }
+
+    #[test]
+    fn marks_take_their_share_of_what_may_be_marked() {
+        let mut channel = Channel::new("mark:10%/seed:3".parse().unwrap());
+        let (mut capable, mut frame) = ([0; 60], [0; 60]);
+        capable[12..16].copy_from_slice(&[0x86, 0xdd, 0x60, 0x20]);
+        frame[12..16].copy_from_slice(&[0x86, 0xdd, 0x60, 0x00]);
+        let mut marks = 0;
+        for _ in 0..FRAMES {
+            channel
+                .offer(Instant::ZERO, &[IoSlice::new(&frame)], &mut |parts| assert_eq!(gather(parts), frame));
+            channel.offer(Instant::ZERO, &[IoSlice::new(&capable)], &mut |parts| {
+                marks += u64::from(gather(parts)[15] == 0x30);
+            });
+        }
+        assert!(is_plausible(marks, FRAMES, 0.1), "{marks}");
+        assert_eq!(channel.counters().marked, marks);
     }
 
     #[test]

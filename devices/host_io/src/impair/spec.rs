@@ -60,7 +60,7 @@ impl FromStr for Ratio {
 /// What is done to the frames of one direction.
 ///
 /// As text, any of these separated by slashes: `loss:1%`, `duplicate:0.5%`, `reorder:5%`, `corrupt:0.01%`,
-/// `delay:10ms`, `jitter:2ms`, `seed:42`.
+/// `mark:10%`, `delay:10ms`, `jitter:2ms`, `seed:42`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Impairment {
     /// Frames that vanish.
@@ -71,6 +71,8 @@ pub struct Impairment {
     pub reorder: Ratio,
     /// Frames that arrive with one bit changed.
     pub corrupt: Ratio,
+    /// Frames that arrive with a congestion mark, of those whose senders understand it (ECN).
+    pub mark: Ratio,
     /// How much later each frame arrives.
     pub delay: Duration,
     /// By how much the delay varies, up or down. Frames keep their order; only `reorder` changes it.
@@ -89,7 +91,7 @@ impl Impairment {
 pub enum ParseImpairmentError {
     /// Not `name:value` with a known name.
     #[error(
-        "`{0}` is not an impairment: use loss, duplicate, reorder or corrupt with a percentage, delay or jitter with a time, or seed with a number, as in loss:1%/delay:10ms"
+        "`{0}` is not an impairment: use loss, duplicate, reorder, corrupt or mark with a percentage, delay or jitter with a time, or seed with a number, as in loss:1%/delay:10ms"
     )]
     Item(String),
     /// The same name twice.
@@ -120,6 +122,7 @@ impl FromStr for Impairment {
                 "duplicate" => impairment.duplicate = value.parse()?,
                 "reorder" => impairment.reorder = value.parse()?,
                 "corrupt" => impairment.corrupt = value.parse()?,
+                "mark" => impairment.mark = value.parse()?,
                 "delay" => impairment.delay = parse_time(value)?,
                 "jitter" => impairment.jitter = parse_time(value)?,
                 "seed" => {
@@ -159,6 +162,7 @@ impl fmt::Display for Impairment {
             ("duplicate", self.duplicate),
             ("reorder", self.reorder),
             ("corrupt", self.corrupt),
+            ("mark", self.mark),
         ];
         for (name, ratio) in ratios.into_iter().filter(|(_, ratio)| *ratio != Ratio::default()) {
             write!(f, "{name}:{ratio}/")?;
@@ -180,12 +184,13 @@ mod tests {
 
     #[test]
     fn documented_text_is_understood() {
-        let text = "loss:1%/duplicate:0.5%/reorder:5%/corrupt:0.01%/delay:10ms/jitter:2ms/seed:42";
+        let text = "loss:1%/duplicate:0.5%/reorder:5%/corrupt:0.01%/mark:10%/delay:10ms/jitter:2ms/seed:42";
         let impairment = Impairment {
             loss: Ratio::percent(1),
             duplicate: Ratio::per_million(5_000),
             reorder: Ratio::percent(5),
             corrupt: Ratio::per_million(100),
+            mark: Ratio::percent(10),
             delay: Duration::from_millis(10),
             jitter: Duration::from_millis(2),
             seed: 42,
@@ -217,13 +222,13 @@ mod tests {
 
         #[test]
         fn what_is_printed_is_understood(
-            ratios: [u32; 4],
+            ratios: [u32; 5],
             times in (0..60_000_000_000_u64, 0..60_000_000_000_u64),
             seed: u64,
         ) {
-            let [loss, duplicate, reorder, corrupt] = ratios.map(|n| Ratio::per_million(n % 1_000_001));
+            let [loss, duplicate, reorder, corrupt, mark] = ratios.map(|n| Ratio::per_million(n % 1_000_001));
             let (delay, jitter) = (Duration::from_nanos(times.0), Duration::from_nanos(times.1));
-            let impairment = Impairment { loss, duplicate, reorder, corrupt, delay, jitter, seed };
+            let impairment = Impairment { loss, duplicate, reorder, corrupt, mark, delay, jitter, seed };
             prop_assert_eq!(impairment.to_string().parse(), Ok(impairment));
         }
     }

@@ -10,6 +10,7 @@ mod memory;
 mod network;
 mod own;
 mod programs;
+mod regions;
 mod verifier;
 
 use std::path::Path;
@@ -48,6 +49,7 @@ pub fn stages() -> Vec<Stage> {
             options: Box::new(no_guest),
             cases: own::cases().into_iter().chain(memory::cases()).collect(),
         },
+        Stage { name: "2 GiB of memory", options: Box::new(large_guest), cases: regions::cases() },
         Stage { name: "newer kernel", options: Box::new(newer_kernel), cases: boot::newer_cases() },
     ]
 }
@@ -79,6 +81,13 @@ fn no_guest(setup: &Setup, _: &Path) -> Result<Options> {
     let mut options = setup.options()?;
     options.count = 0;
     options.nics = 0;
+    Ok(options)
+}
+
+fn large_guest(setup: &Setup, _: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.count = 1;
+    options.memory_mib = 2048;
     Ok(options)
 }
 

@@ -15,8 +15,9 @@ mod write;
 
 use std::net::IpAddr;
 use std::process::ExitCode;
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use guest_verify::gid;
 use guest_verify::peer::Peer;
@@ -24,6 +25,10 @@ use guest_verify::plan::{Operation, Plan};
 use guest_verify::tally::Tally;
 
 use session::Session;
+use verbs::{Context, Domain, Memory};
+
+/// Where the kernel lists verbs devices.
+const DEVICES: &str = "/sys/class/infiniband";
 
 /// Move data through a verbs device and check every byte
 #[derive(Parser)]
@@ -55,6 +60,10 @@ struct Arguments {
     /// Largest path MTU to use
     #[arg(long, default_value_t = 4096)]
     mtu: u32,
+
+    /// Register a region of so many bytes with the first device, say how long that took, and move nothing
+    #[arg(long, value_name = "BYTES", exclusive = true)]
+    register: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -70,6 +79,9 @@ fn main() -> ExitCode {
 
 /// Whether both ends found every byte right.
 fn run(arguments: &Arguments) -> Result<bool> {
+    if let Some(bytes) = arguments.register {
+        return register(bytes).map(|()| true);
+    }
     let mut peer = match &arguments.peer {
         Some(host) => Peer::connect(&format!("{host}:{}", arguments.port))?,
         None => Peer::accept(arguments.port)?,
@@ -79,7 +91,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Some(address) => address,
         None => peer.local_address()?,
     };
-    let rows = gid::rows("/sys/class/infiniband".as_ref());
+    let rows = gid::rows(DEVICES.as_ref());
     let row = gid::find(&rows, address).with_context(|| {
         format!("No verbs device has the GID {address}; give the NIC beside it that address")
     })?;
@@ -87,6 +99,20 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let tally = verify(&mut session, plan.operation)?;
     println!("{tally}");
     Ok(session.peer().exchange(&tally.is_clean())? && tally.is_clean())
+}
+
+/// Registers one region and lets go of it again.
+fn register(bytes: usize) -> Result<()> {
+    let rows = gid::rows(DEVICES.as_ref());
+    let device = &rows.first().context("There is no verbs device with a GID")?.device;
+    let domain = Domain::new(&Context::open(device)?)?;
+    let start = Instant::now();
+    let memory = Memory::new(&domain, bytes).with_context(|| format!("Cannot register {bytes} bytes"))?;
+    let registered = start.elapsed();
+    drop(memory);
+    let (up, whole) = (registered.as_secs_f64(), start.elapsed().as_secs_f64());
+    println!("REGISTER bytes={bytes} seconds={up:.3} deregister_seconds={:.3}", whole - up);
+    Ok(())
 }
 
 /// The connecting end's plan, at both ends.

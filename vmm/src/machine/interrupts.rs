@@ -1,7 +1,7 @@
 //! Interrupt routing: lines of the in-kernel controllers, and messages of PCI functions through irqfds.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use device_model::doorbell::Bell;
 use kvm_bindings::{
@@ -61,7 +61,7 @@ impl InterruptRouter {
 
     /// A message router for a function with `vectors` vectors.
     pub fn messages(self: &Arc<Self>, vectors: u16) -> Arc<KvmMessages> {
-        let vectors = (0..vectors).map(|_| Mutex::new(None)).collect();
+        let vectors = (0..vectors).map(|_| Vector::default()).collect();
         Arc::new(KvmMessages { router: Arc::clone(self), vectors })
     }
 
@@ -102,46 +102,51 @@ impl InterruptRouter {
     }
 }
 
+/// A vector's route and eventfd, both made when the guest first programs it.
+#[derive(Default)]
 struct Vector {
+    route: Mutex<Option<Route>>,
+    /// Connected to the route for good, so that firing need not ask which message it is.
+    bell: OnceLock<EventBell>,
+}
+
+struct Route {
     gsi: u32,
     message: MsiMessage,
-    bell: EventBell,
 }
 
-/// The messages of one function. A vector takes a route and an eventfd when the guest first programs it.
+/// The messages of one function. Firing takes no lock: I/O threads do it while a vCPU sets a route, which KVM takes its
+/// time for.
 pub struct KvmMessages {
     router: Arc<InterruptRouter>,
-    vectors: Vec<Mutex<Option<Vector>>>,
+    vectors: Vec<Vector>,
 }
 
-impl KvmMessages {
-    fn vector(&self, number: u16) -> Option<MutexGuard<'_, Option<Vector>>> {
-        let vector = self.vectors.get(usize::from(number))?;
-        Some(vector.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn program(&self, slot: &mut Option<Vector>, message: MsiMessage) -> Result<()> {
-        match slot {
-            Some(vector) if vector.message == message => Ok(()),
-            Some(vector) => {
-                self.router.change_message(vector.gsi, message)?;
-                vector.message = message;
-                Ok(())
+impl Vector {
+    fn program(&self, router: &InterruptRouter, message: MsiMessage) -> Result<()> {
+        let mut route = self.route.lock().unwrap_or_else(PoisonError::into_inner);
+        let gsi = match &mut *route {
+            Some(route) => {
+                if route.message != message {
+                    router.change_message(route.gsi, message)?;
+                    route.message = message;
+                }
+                route.gsi
             }
-            None => {
-                let gsi = self.router.add_message(message)?;
-                let bell = self.router.attach(gsi)?;
-                *slot = Some(Vector { gsi, message, bell });
-                Ok(())
-            }
+            None => route.insert(Route { gsi: router.add_message(message)?, message }).gsi,
+        };
+        if self.bell.get().is_none() {
+            // The route's lock is held, so nobody else sets it.
+            let _ = self.bell.set(router.attach(gsi)?);
         }
+        Ok(())
     }
 }
 
 impl MsiRouter for KvmMessages {
     fn set(&self, vector: u16, message: MsiMessage) {
-        if let Some(mut slot) = self.vector(vector)
-            && let Err(error) = self.program(&mut slot, message)
+        if let Some(slot) = self.vectors.get(usize::from(vector))
+            && let Err(error) = slot.program(&self.router, message)
         {
             device_model::guest_warn!(
                 vector,
@@ -152,10 +157,8 @@ impl MsiRouter for KvmMessages {
     }
 
     fn fire(&self, vector: u16) {
-        if let Some(slot) = self.vector(vector)
-            && let Some(vector) = &*slot
-        {
-            vector.bell.ring();
+        if let Some(bell) = self.vectors.get(usize::from(vector)).and_then(|vector| vector.bell.get()) {
+            bell.ring();
         }
     }
 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 
 use guest_protocol::message::Streams;
 
-use crate::guests::Task;
-use crate::rdma::{Listening, Pair, device_info};
+use crate::guests::{Guest, Task};
+use crate::rdma::{Listening, Pair, RdmaDevice, device_info};
 use crate::suite::{Case, Stand};
 
 /// Bytes of the bulk transfer.
@@ -57,12 +57,21 @@ fn link_down_and_up(stand: &mut Stand<'_>) -> Result<()> {
     let device = stand.device(guest)?;
     guest.must("ip link set eth0 down && sleep 1")?;
     let reached = stand.a().run("ping -c 2 -W 2 b")?.succeeded();
+    let down = port_state(guest, &device);
     guest.must("ip link set eth0 up && sleep 1")?;
     ensure!(!reached, "The guest answers although its link is down");
+    let down = down?;
+    ensure!(down == "PORT_DOWN", "With the link down the port is {down}");
     stand.device(guest).context("The GIDs did not come back")?;
     guest.must(Task::shell("ping -c 3 -W 10 a"))?;
+    let up = port_state(guest, &device)?;
+    ensure!(up == "PORT_ACTIVE", "With the link up again the port is {up}");
+    Ok(())
+}
+
+/// State of the RDMA device's port, as `ibv_devinfo` names it.
+fn port_state(guest: &Guest, device: &RdmaDevice) -> Result<String> {
     let output = guest.must(format!("ibv_devinfo -d {}", device.name))?;
     let info = device_info(&output).with_context(|| format!("ibv_devinfo printed\n{output}"))?;
-    ensure!(info.state == "PORT_ACTIVE", "With the link up again the port is {}", info.state);
-    Ok(())
+    Ok(info.state)
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use host_io::socket_file::ListenError;
+
 /// The exit statuses of `verbena`. Part of the interface: numbers never change their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -113,6 +115,18 @@ impl Error {
             cause = error.source();
         }
         text
+    }
+}
+
+impl From<ListenError> for Error {
+    fn from(error: ListenError) -> Self {
+        match error {
+            ListenError::InUse(_) | ListenError::DirectoryLocked(_) => Self::Resource(error.to_string()),
+            ListenError::NotSocket(_) | ListenError::PathTooLong(_) => Self::Usage(error.to_string()),
+            ListenError::Io { action, path, source } => {
+                Self::io(format!("{action} {}", path.display()), source)
+            }
+        }
     }
 }
 

@@ -36,6 +36,7 @@ pub mod loopback;
 pub mod pair;
 pub mod port;
 pub mod rdma_filter;
+pub mod socket_file;
 pub mod switch;
 pub mod tap;
 #[cfg(test)]

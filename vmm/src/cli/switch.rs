@@ -55,9 +55,7 @@ fn stop_on_signal() -> Result<Event> {
 
 fn explain(error: SwitchError) -> Error {
     match error {
-        SwitchError::InUse(_) | SwitchError::DirectoryLocked(_) => Error::Resource(error.to_string()),
-        SwitchError::Io { action, path, source } => Error::io(format!("{action} {}", path.display()), source),
+        SwitchError::Listen(error) => error.into(),
         SwitchError::Loop(source) => Error::io("run the switch's event loop", source),
-        SwitchError::NotSocket(_) | SwitchError::PathTooLong(_) => Error::Usage(error.to_string()),
     }
 }

@@ -6,32 +6,14 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 
 use super::protocol::ProtocolError;
+use crate::socket_file::ListenError;
 
 /// Why a switch could not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum SwitchError {
-    /// Another process listens at the path.
-    #[error("Socket {0} is in use by another process: stop that process or choose another path")]
-    InUse(PathBuf),
-    /// The path names something that is not a socket.
-    #[error("{0} exists and is not a socket: remove it or choose another path")]
-    NotSocket(PathBuf),
-    /// The path does not fit in a socket address.
-    #[error("Socket path {0} is longer than 107 bytes: choose a shorter one")]
-    PathTooLong(PathBuf),
-    /// Another process keeps the directory's lock.
-    #[error("Directory {0} is locked by another process: try again or choose another directory")]
-    DirectoryLocked(PathBuf),
-    /// The operating system refused.
-    #[error("Cannot {action} {path}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// Its socket cannot be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The event loop failed.
     #[error("Switch event loop failed")]
     Loop(#[source] io::Error),

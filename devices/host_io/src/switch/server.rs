@@ -15,10 +15,11 @@ use super::Options;
 use super::error::SwitchError;
 use super::port::{Delivery, Port};
 use super::protocol::{Answer, FRAME, HEADER_LEN, Introduction};
-use super::socket::{Listener, Received};
+use super::socket::{self, Received};
 use super::stats::{Snapshot, Statistics};
 use super::table::{Dropped, PortId, Table, Verdict};
 use crate::clock::MonotonicClock;
+use crate::socket_file::Listener;
 
 /// Frames taken from one port before the others have their turn.
 const BURST: usize = 64;
@@ -54,9 +55,9 @@ impl Switch {
     ///
     /// # Errors
     ///
-    /// [`SwitchError::InUse`] when a live process listens there; other variants name their cause.
+    /// [`SwitchError::Listen`] when the path cannot be had.
     pub fn bind(path: &Path, options: Options) -> Result<Self, SwitchError> {
-        let listener = Listener::bind(path)?;
+        let listener = Listener::bind(path, socket::KIND)?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| SwitchError::Loop(e.into()))?;
         epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(|e| SwitchError::Loop(e.into()))?;
@@ -127,7 +128,7 @@ impl Switch {
     }
 
     fn accept(&mut self, now: Instant) {
-        let socket = match self.listener.accept() {
+        let socket = match socket::accept(&self.listener) {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             // Out of descriptors or memory: the connection stays readable and must not make the loop spin.

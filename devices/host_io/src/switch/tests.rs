@@ -11,6 +11,7 @@ use rustix::net::SocketAddrUnix;
 use super::protocol::{Answer, FRAME, HELLO, Header, Introduction, ProtocolError};
 use super::socket::{self, Received, dial};
 use super::*;
+use crate::socket_file::Listener;
 use crate::testing::{frame, is_silent, mac, readable_for, recv, send, wait_readable, wait_until};
 use zerocopy::IntoBytes;
 
@@ -148,7 +149,7 @@ fn burst_beyond_the_socket_buffer_waits_in_the_link_and_arrives_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     // A switch that answers and then does not read.
-    let listener = socket::Listener::bind(&path).unwrap();
+    let listener = Listener::bind(&path, socket::KIND).unwrap();
     let connecting = std::thread::spawn(move || port(&path, "a", None));
     wait_readable(&listener);
     let stalled = listener.accept().unwrap();

@@ -15,6 +15,7 @@ use pvrdma_spec::{PAGE_SIZE, PCI_DEVICE, PCI_VENDOR, version};
 use crate::config::{Config, ConfigError, Parts};
 use crate::counters::{Counters, ObjectCounts};
 use crate::event::RETRY;
+use crate::inspect::Snapshot;
 use crate::state::Core;
 
 /// Class of the function: network controller, other.
@@ -126,13 +127,22 @@ impl Pvrdma {
 
     /// What the device has done so far.
     pub fn counters(&self) -> Counters {
-        let core = self.core.lock();
-        Counters { interrupts: core.irq.signalled, ..core.counters.clone() }
+        self.core.lock().totals()
     }
 
     /// What the guest has created.
     pub fn objects(&self) -> ObjectCounts {
         self.core.lock().objects.counts()
+    }
+
+    /// What the device is and has done, with at most `max_qps` queue pairs from the handle `first_qp` on.
+    ///
+    /// The lock is held for as long as copying that takes, and handed on to whoever waits for it.
+    pub fn snapshot(&self, first_qp: u32, max_qps: usize) -> Snapshot {
+        let core = self.core.lock();
+        let snapshot = core.snapshot(first_qp, max_qps);
+        MutexGuard::unlock_fair(core);
+        snapshot
     }
 
     fn read_register(&self, register: Register) -> u32 {

@@ -27,6 +27,7 @@ mod config;
 mod counters;
 mod device;
 mod event;
+mod inspect;
 mod ring;
 mod state;
 #[cfg(feature = "test_utils")]
@@ -36,3 +37,4 @@ mod work;
 pub use config::{Bells, Config, ConfigError, Parts};
 pub use counters::{CommandCounters, Counters, ObjectCounts};
 pub use device::{MSIX, Next, Pvrdma};
+pub use inspect::{Cause, DriverPhase, Failure, QueuePair, Snapshot};

@@ -277,6 +277,9 @@ pub trait Provider: Send {
     /// The next thing that happened.
     fn poll_event(&mut self) -> Option<ProviderEvent>;
 
+    /// What it has counted since it was made, each under a name that never changes its meaning.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+
     /// Drops all objects, GIDs and waiting events.
     fn reset(&mut self);
 }

@@ -65,6 +65,7 @@ impl Core {
             }
         };
         let qp = Qp {
+            qpn,
             context: plan.context,
             pd: request.pd_handle,
             send_cq: request.send_cq_handle,
@@ -75,6 +76,7 @@ impl Core {
             cap: plan.cap,
             send,
             recv,
+            failure: None,
         };
         self.adopt_qp(handle, qp);
         Ok(created(version, hdr, qpn, handle, plan.cap))
@@ -220,6 +222,7 @@ impl Core {
     fn entered(&mut self, handle: u32, state: QpState) {
         let Some(qp) = self.objects.qp_mut(handle) else { return };
         if state == QpState::Reset {
+            qp.failure = None;
             let recv = qp.recv.as_mut().map_or(Ok(()), |ring| ring.reset(&*self.ram));
             if let Err(error) = qp.send.reset(&*self.ram).and(recv) {
                 self.break_qp(handle, error);

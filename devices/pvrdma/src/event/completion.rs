@@ -3,9 +3,10 @@
 use device_model::guest_warn;
 use pvrdma_spec::event::EventType;
 use pvrdma_spec::queue::Cqe;
-use verbs::{Completion, CqId};
+use verbs::{Completion, CqId, WcStatus};
 use zerocopy::IntoBytes;
 
+use crate::inspect::Cause;
 use crate::state::{Arm, Core};
 
 /// Port number of datagrams.
@@ -39,6 +40,9 @@ impl Core {
     ///
     /// A completion of a queue pair that does not exist must never be seen: the guest would not get past it.
     pub(crate) fn complete(&mut self, completion: &Completion) {
+        if !matches!(completion.status, WcStatus::Success | WcStatus::WrFlushErr) {
+            self.note_failure(completion.qp, Cause::Completion(completion.status));
+        }
         let handle = completion.cq.0;
         let live = self.objects.qp(completion.qp.0).is_some();
         let Some(cq) = self.objects.cqs.get_mut(handle).filter(|cq| live && !cq.failed) else {

@@ -3,6 +3,7 @@
 use pvrdma_spec::event::EventType;
 use verbs::{AsyncEvent, ProviderEvent};
 
+use crate::inspect::Cause;
 use crate::state::Core;
 use crate::work::Source;
 
@@ -29,6 +30,9 @@ impl Core {
     }
 
     fn pass_on_async(&mut self, event: AsyncEvent) {
+        if let AsyncEvent::QpFatal(qp) | AsyncEvent::QpReqErr(qp) | AsyncEvent::QpAccessErr(qp) = event {
+            self.note_failure(qp, Cause::Event(event));
+        }
         let (kind, handle) = match event {
             AsyncEvent::QpFatal(qp) => (EventType::QpFatal, qp.0),
             AsyncEvent::QpReqErr(qp) => (EventType::QpReqErr, qp.0),

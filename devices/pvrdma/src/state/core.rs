@@ -1,6 +1,6 @@
 //! The whole of the device's state, and what starts and ends its life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use device_model::guest_warn;
@@ -16,6 +16,7 @@ use crate::command::Errno;
 use crate::config::{Config, ConfigError, Parts, capabilities};
 use crate::counters::Counters;
 use crate::event::EventQueue;
+use crate::inspect::Failure;
 use crate::work::{DoorbellMap, ReadyQueue};
 
 /// How far the driver has brought the device up.
@@ -66,6 +67,8 @@ pub(crate) struct Core {
     pub(crate) rung: u64,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
+    /// The latest failures of queue pairs; they survive resets, as counters do.
+    pub(crate) failures: VecDeque<Failure>,
 }
 
 impl Core {
@@ -93,6 +96,7 @@ impl Core {
             rung: 0,
             events: EventQueue::default(),
             counters: Counters::default(),
+            failures: VecDeque::new(),
         })
     }
 

@@ -6,7 +6,7 @@ mod objects;
 mod region;
 mod table;
 
-pub(crate) use self::core::Core;
+pub(crate) use self::core::{Core, Phase};
 pub(crate) use irq::Irq;
 pub(crate) use objects::{Arm, Context, Cq, KERNEL, Mr, Objects, Pd, Qp, Srq, owner};
 pub(crate) use region::Region;

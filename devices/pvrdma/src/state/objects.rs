@@ -6,6 +6,7 @@ use verbs::{Owner, QpCap, QpType, Qpn, SrqAttr};
 
 use super::Table;
 use crate::counters::ObjectCounts;
+use crate::inspect::Cause;
 use crate::ring::{ProducerRing, WorkRing};
 use crate::work::Source;
 
@@ -87,6 +88,8 @@ pub(crate) struct Srq {
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
+    /// Its number on the wire.
+    pub(crate) qpn: Qpn,
     pub(crate) context: u32,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
@@ -98,6 +101,8 @@ pub(crate) struct Qp {
     pub(crate) send: WorkRing,
     /// `None` with a shared receive queue.
     pub(crate) recv: Option<WorkRing>,
+    /// What it failed of last, since it left the reset state.
+    pub(crate) failure: Option<Cause>,
 }
 
 /// Everything the guest has created.
@@ -134,6 +139,12 @@ impl Objects {
     /// its number for a driver that knows only one of both.
     pub(crate) const fn gsi_handle(driver_version: u32) -> u32 {
         if driver_version < version::QP_HANDLE { Qpn::GSI.0 } else { 0 }
+    }
+
+    /// All queue pairs, in the order of their handles.
+    pub(crate) fn all_qps(&self) -> impl Iterator<Item = (u32, &Qp)> {
+        // The general service interface has a lower handle than any other.
+        self.gsi.iter().map(|(handle, qp)| (*handle, &**qp)).chain(self.qps.iter())
     }
 
     /// A queue pair of any type.

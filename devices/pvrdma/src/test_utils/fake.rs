@@ -334,6 +334,10 @@ impl Provider for FakeProvider {
         self.state.lock().events.pop_front()
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     fn reset(&mut self) {
         let mut state = self.state.lock();
         let resets = state.resets + 1;

@@ -7,6 +7,7 @@ use verbs::{QpAttr, QpAttrMask, QpId, QpState, SrqId};
 
 use super::Source;
 use super::wqe::{RequestReader, SendContext, parse_recv, parse_send};
+use crate::inspect::Cause;
 use crate::ring::RingError;
 use crate::state::{Core, owner};
 
@@ -165,6 +166,7 @@ impl Core {
         }
         guest_warn!(qp = handle, %error, "queue pair broken by the guest");
         self.counters.broken_rings += 1;
+        self.note_failure(QpId(handle), Cause::BrokenRing);
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
         // Every state has a way to the error state.
         let _ = self.provider.modify_qp((self.clock)(), QpId(handle), &attr, QpAttrMask::STATE);

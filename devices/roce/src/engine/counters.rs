@@ -52,8 +52,12 @@ counters! {
     remote_access_naks_sent,
     /// Remote operation NAKs sent.
     remote_operation_naks_sent,
-    /// NAKs received that end a connection.
-    fatal_naks_received,
+    /// Invalid request NAKs received.
+    invalid_request_naks_received,
+    /// Remote access NAKs received.
+    remote_access_naks_received,
+    /// Remote operation NAKs received.
+    remote_operation_naks_received,
     /// Congestion notifications sent.
     cnp_sent,
     /// Congestion notifications received.

@@ -284,6 +284,10 @@ impl Provider for RoceProvider {
         self.engine.poll_event()
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.engine.counters().iter().collect()
+    }
+
     fn reset(&mut self) {
         self.engine.reset();
         self.hairpin.clear();

@@ -47,19 +47,25 @@ impl Qp {
                 }
             }
             Syndrome::RnrNak(timer) => self.on_rnr_nak(cx, timer),
-            Syndrome::Nak(NakCode::Sequence) => {
-                cx.counters.sequence_naks_received += 1;
-                self.retry(cx);
-            }
-            Syndrome::Nak(NakCode::InvalidRequest) => self.on_refusal(cx, WcStatus::RemInvReqErr),
-            Syndrome::Nak(NakCode::RemoteAccess) => self.on_refusal(cx, WcStatus::RemAccessErr),
-            Syndrome::Nak(NakCode::RemoteOperation) => self.on_refusal(cx, WcStatus::RemOpErr),
+            Syndrome::Nak(code) => self.on_nak(cx, code),
             Syndrome::Reserved(_) => cx.counters.dropped_response += 1,
         }
     }
 
-    fn on_refusal(&mut self, cx: &mut Shared, status: WcStatus) {
-        cx.counters.fatal_naks_received += 1;
+    fn on_nak(&mut self, cx: &mut Shared, code: NakCode) {
+        let (counter, status) = match code {
+            NakCode::Sequence => {
+                cx.counters.sequence_naks_received += 1;
+                self.retry(cx);
+                return;
+            }
+            NakCode::InvalidRequest => {
+                (&mut cx.counters.invalid_request_naks_received, WcStatus::RemInvReqErr)
+            }
+            NakCode::RemoteAccess => (&mut cx.counters.remote_access_naks_received, WcStatus::RemAccessErr),
+            NakCode::RemoteOperation => (&mut cx.counters.remote_operation_naks_received, WcStatus::RemOpErr),
+        };
+        *counter += 1;
         self.fail_front(cx, status);
     }
 

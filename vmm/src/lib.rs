@@ -19,6 +19,8 @@
 //! | [`serial`] | serial ports, what they are connected to on the host, the terminal |
 //! | [`io`] | I/O threads, bells and the clock that devices are driven by |
 //! | [`nic`] | NIC slots: vmxnet3 with its RDMA function |
+//! | [`api`] | the socket that a running machine is asked at |
+//! | [`inspect`] | what is answered there |
 //! | [`kvm`] | the only `unsafe` code |
 //!
 //! # Trust
@@ -26,9 +28,11 @@
 //! The guest is not trusted: whatever it writes, to memory, ports or registers, may harm only itself. The command line,
 //! the configuration file and the kernel image are the operator's and are checked for mistakes, not for malice.
 
+pub mod api;
 pub mod cli;
 pub mod config;
 pub mod error;
+pub mod inspect;
 pub mod io;
 pub mod kvm;
 pub mod machine;

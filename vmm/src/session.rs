@@ -1,25 +1,24 @@
 //! One `verbena run`: machines, one after the other, until the guest is done.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use kvm_ioctls::Kvm;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::api;
 use crate::config::{OnReboot, SerialType, VmConfig};
 use crate::error::{Error, Exit, Result};
-use crate::kvm::install_kick_handler;
+use crate::inspect::Inspector;
+use crate::kvm::{install_kick_handler, open_kvm};
 use crate::machine::{Event, Events, HostSide, Machine, RunningMachine};
 use crate::serial::RawTerminal;
 
 /// How long a guest may take to shut down after SIGTERM has pressed its power button.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
-
-/// Version of the KVM interface, frozen since Linux 2.6.22.
-const KVM_API_VERSION: i32 = 12;
 
 /// Runs `config` to its end and says how the guest ended.
 ///
@@ -34,6 +33,8 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
     let events = Events::new(sender);
     watch_signals(events.clone())?;
     let host = HostSide::open(config, &events)?;
+    let inspector = Arc::new(Inspector::new(config));
+    let _api = config.api_socket.as_deref().map(|path| api::listen(path, inspector.clone())).transpose()?;
     // Built before the terminal changes, so that most errors are shown in a terminal as it was.
     let mut machine = Machine::build(&kvm, config, &host, &events)?;
     let _terminal = if uses_stdio(config) {
@@ -42,9 +43,11 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
         None
     };
     loop {
+        inspector.enter(machine.views());
         let running = machine.start()?;
         let event = watch(&running, &receiver);
         host.consoles.disconnect();
+        inspector.leave();
         drop(running);
         match event {
             Event::PowerOff | Event::ExitKey => return Ok(Exit::PoweredOff),
@@ -109,24 +112,4 @@ fn watch_signals(events: Events) -> Result<()> {
         .spawn(move || signals.forever().for_each(|signal| events.send(Event::Signal(signal))))
         .map_err(|e| Error::io("start the signal thread", e))?;
     Ok(())
-}
-
-fn open_kvm() -> Result<Kvm> {
-    let kvm = Kvm::new().map_err(|e| {
-        Error::Kvm(match e.errno() {
-            libc::ENOENT => {
-                "/dev/kvm does not exist. Load the kvm_intel or kvm_amd module and enable virtualisation in \
-                             the firmware; on a machine without it, run inside the lab (`./dev lab`)"
-                    .to_owned()
-            }
-            libc::EACCES | libc::EPERM => "/dev/kvm may not be opened. Add yourself to its group \
-                                           (`sudo usermod -aG kvm $USER`) and log in again"
-                .to_owned(),
-            _ => format!("/dev/kvm: {e}"),
-        })
-    })?;
-    match kvm.get_api_version() {
-        KVM_API_VERSION => Ok(kvm),
-        other => Err(Error::Kvm(format!("its interface has version {other}, not {KVM_API_VERSION}"))),
-    }
 }

@@ -153,6 +153,11 @@ impl Vmxnet3 {
         }
     }
 
+    /// Whether the cable is connected.
+    pub fn is_link_up(&self) -> bool {
+        self.link_up.load(Ordering::Relaxed)
+    }
+
     /// Address in use: the permanent one, unless the guest has set another.
     pub fn mac(&self) -> MacAddr {
         self.policy.read().unwrap_or_else(PoisonError::into_inner).mac

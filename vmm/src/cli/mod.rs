@@ -1,9 +1,12 @@
 //! The command line.
 
+mod inspect;
 mod logging;
 mod run;
 mod switch;
+mod tables;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -27,6 +30,12 @@ enum Command {
     Run(run::Command),
     /// Run an Ethernet switch for the virtual machines of this host
     Switch(switch::Command),
+    /// Look at RDMA devices of a running machine
+    #[command(subcommand)]
+    Rdma(inspect::RdmaCommand),
+    /// Look at network interfaces of a running machine
+    #[command(subcommand)]
+    Net(inspect::NetCommand),
 }
 
 /// Runs the command line of this process.
@@ -54,6 +63,17 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Run(command) => command.run(),
         Command::Switch(command) => command.run(),
+        Command::Rdma(command) => command.run(),
+        Command::Net(command) => command.run(),
+    }
+}
+
+/// Writes what was asked for. A reader that has seen enough is no error.
+fn write_out(text: &str) -> Result<Exit> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("write the output", error)),
+        _ => Ok(Exit::PoweredOff),
     }
 }
 

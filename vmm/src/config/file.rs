@@ -43,6 +43,7 @@ mod tests {
             cpus = 2
             on-reboot = "exit"
             rng = false
+            api-socket = "/run/api"
             memory = { size = "2G", hugepages = true }
             [[disk]]
             path = "a.img"
@@ -50,7 +51,7 @@ mod tests {
             [[net]]
             link = "switch:/run/s"
         "#;
-        let json = r#"{"kernel": "vmlinuz", "cpus": 2, "on-reboot": "exit", "rng": "off",
+        let json = r#"{"kernel": "vmlinuz", "cpus": 2, "on-reboot": "exit", "rng": "off", "api-socket": "/run/api",
             "memory": {"size": 2147483648, "hugepages": "on"},
             "disk": [{"path": "a.img", "readonly": true}], "net": [{"link": "switch:/run/s"}]}"#;
         let options = read(".toml", toml).unwrap();

@@ -71,6 +71,12 @@ pub struct RunOptions {
     #[serde(deserialize_with = "optional_on_off")]
     pub rng: Option<bool>,
 
+    /// UNIX socket at which the machine can be looked into (`verbena rdma show`, `verbena net show`)
+    ///
+    /// Only the user who started the machine can use it. The protocol is one JSON object a line, see docs/api.md.
+    #[arg(long, value_name = "PATH")]
+    pub api_socket: Option<PathBuf>,
+
     /// What a reboot of the guest does: start the machine again, or end with status 7 [default: reset]
     #[arg(long, value_name = "exit|reset", value_enum)]
     pub on_reboot: Option<OnReboot>,
@@ -94,6 +100,7 @@ impl RunOptions {
             net: list(self.net, file.net),
             serial: list(self.serial, file.serial),
             rng: self.rng.or(file.rng),
+            api_socket: self.api_socket.or(file.api_socket),
             on_reboot: self.on_reboot.or(file.on_reboot),
         }
     }

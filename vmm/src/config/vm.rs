@@ -66,6 +66,8 @@ pub struct VmConfig {
     pub serial: [Option<SerialConfig>; 2],
     /// Whether there is an entropy device.
     pub rng: bool,
+    /// Socket at which it can be looked into.
+    pub api_socket: Option<PathBuf>,
     /// What a reboot does.
     pub on_reboot: OnReboot,
 }
@@ -100,6 +102,7 @@ impl RunOptions {
             nets: self.net,
             serial,
             rng: self.rng.unwrap_or(true),
+            api_socket: self.api_socket,
             on_reboot: self.on_reboot.unwrap_or_default(),
         })
     }

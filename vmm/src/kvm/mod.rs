@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+mod access;
 mod kick;
 mod terminal;
 
@@ -15,6 +16,7 @@ use kvm_ioctls::VmFd;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+pub use access::{KvmAbsence, open_kvm};
 pub use kick::{Kicker, RunningVcpu, install_kick_handler};
 pub use terminal::restore_on_fatal_signals;
 

@@ -23,6 +23,7 @@ use super::vcpu::{VcpuContext, VcpuThread};
 use super::{RunningMachine, acpi, bare, boot, memory, registers};
 use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
+use crate::inspect::SlotView;
 use crate::io::IoThread;
 use crate::kvm::VmWithRam;
 use crate::nic::{NicPort, open_ports};
@@ -67,6 +68,7 @@ pub struct Machine {
     context: VcpuContext,
     power: Arc<PowerManagement>,
     io_threads: Vec<IoThread>,
+    views: Vec<SlotView>,
 }
 
 impl Machine {
@@ -84,7 +86,7 @@ impl Machine {
 
         let mut slots = SlotBuilder::new(Arc::clone(&vm), Arc::clone(&interrupts), windows);
         super::devices::add_all(&mut slots, config, host)?;
-        let (root, io_threads) = slots.finish()?;
+        let (root, io_threads, views) = slots.finish()?;
 
         let power = Arc::new(PowerManagement::new(Box::new(SciLine(Arc::clone(&vm))), events.clone()));
         let mut bus = Bus::new(Arc::new(root));
@@ -103,7 +105,12 @@ impl Machine {
             events: events.clone(),
             stop: Arc::new(AtomicBool::new(false)),
         };
-        Ok(Self { vcpus, context, power, io_threads })
+        Ok(Self { vcpus, context, power, io_threads, views })
+    }
+
+    /// What the operator may look at.
+    pub fn views(&self) -> Vec<SlotView> {
+        self.views.clone()
     }
 
     /// Starts the vCPUs.

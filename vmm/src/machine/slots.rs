@@ -8,6 +8,7 @@ use pci::{Bdf, Device, Function, Msix, MsixSpec, RootBuilder, Windows};
 use super::doorbells::KvmDoorbells;
 use super::interrupts::InterruptRouter;
 use crate::error::{Error, Result};
+use crate::inspect::SlotView;
 use crate::io::{Clock, IoThread};
 use crate::kvm::VmWithRam;
 
@@ -26,11 +27,19 @@ pub struct SlotBuilder {
     root: RootBuilder,
     clock: Clock,
     threads: Vec<IoThread>,
+    views: Vec<SlotView>,
 }
 
 impl SlotBuilder {
     pub(super) fn new(vm: Arc<VmWithRam>, interrupts: Arc<InterruptRouter>, windows: Windows) -> Self {
-        Self { vm, interrupts, root: RootBuilder::new(windows), clock: Clock::start(), threads: Vec::new() }
+        Self {
+            vm,
+            interrupts,
+            root: RootBuilder::new(windows),
+            clock: Clock::start(),
+            threads: Vec::new(),
+            views: Vec::new(),
+        }
     }
 
     /// Guest memory, for devices.
@@ -78,9 +87,14 @@ impl SlotBuilder {
         self.threads.push(thread);
     }
 
-    pub(super) fn finish(self) -> Result<(pci::Root, Vec<IoThread>)> {
+    /// Lets the operator look at a slot.
+    pub fn show(&mut self, view: SlotView) {
+        self.views.push(view);
+    }
+
+    pub(super) fn finish(self) -> Result<(pci::Root, Vec<IoThread>, Vec<SlotView>)> {
         let root =
             self.root.build().map_err(|e| Error::Failure(format!("Failed to lay out the PCI bus: {e}")))?;
-        Ok((root, self.threads))
+        Ok((root, self.threads, self.views))
     }
 }

@@ -19,6 +19,7 @@ use vmxnet3::Vmxnet3;
 use self::events::{NicEvents, RdmaEvents};
 pub use self::port::{NicPort, open_ports};
 use crate::error::{Error, Result};
+use crate::inspect::SlotView;
 use crate::io::{EventBell, IoThread};
 use crate::machine::{FunctionKit, SlotBuilder};
 
@@ -52,7 +53,15 @@ pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
         rdma = Some(events);
     }
 
-    slots.add_slot(functions)?;
+    let address = slots.add_slot(functions)?;
+    slots.show(SlotView {
+        name: port.name.clone(),
+        address,
+        link: port.backend.clone(),
+        mtu: port.link.mtu(),
+        nic: nic.clone(),
+        rdma: rdma.as_ref().map(|rdma| rdma.device.clone()),
+    });
     let events = NicEvents::new(slots.clock(), port.link.clone(), nic, nic_bell, rdma)
         .map_err(|e| Error::Failure(format!("Failed to make the timer of {}: {e}", port.name)))?;
     slots.add_thread(IoThread::spawn(&port.name, vec![Box::new(events)])?);

@@ -22,6 +22,8 @@ pub struct NicPort {
     pub(super) link: Arc<dyn Link>,
     /// What the network interface sends by.
     pub(super) nic_link: Arc<dyn Link>,
+    /// What it is plugged into, for people.
+    pub(super) backend: String,
     /// Whether the slot has an RDMA device.
     pub(super) rdma: bool,
 }
@@ -53,7 +55,7 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
     let spec = PortSpec::from(net.link.clone()).with_mtu(net.mtu).with_name(&name);
     let link = open_with(&spec, options).map_err(|e| failed(&e))?.link;
     let nic_link = if net.rdma { Arc::new(RdmaFilter::new(link.clone())) } else { link.clone() };
-    Ok(NicPort { mac, link, nic_link, rdma: net.rdma, name })
+    Ok(NicPort { mac, link, nic_link, backend: net.link.to_string(), rdma: net.rdma, name })
 }
 
 /// A locally administered address that no two running machines of one host share.

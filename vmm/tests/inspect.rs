@@ -63,3 +63,19 @@ fn machine_answers_until_it_ends_and_takes_its_socket_along() {
     finish(machine);
     assert!(!path.exists());
 }
+
+#[test]
+fn doctor_fails_for_a_guest_without_driver_and_says_what_to_do() {
+    let tree = tempfile::tempdir().unwrap();
+    for module in ["vmxnet3", "ib_core", "ib_uverbs", "rdma_ucm"] {
+        std::fs::write(tree.path().join(format!("{module}.ko")), "").unwrap();
+    }
+    let check = || run(&["doctor", "--modules", tree.path().to_str().unwrap()]);
+    let output = check();
+    assert_eq!(code_of(&output), 1);
+    let text = stdout(&output);
+    assert!(text.contains("BAD   Guest module vmw_pvrdma") && text.contains("linux-source"), "{text}");
+    std::fs::write(tree.path().join("vmw_pvrdma.ko.xz"), "").unwrap();
+    let text = stdout(&check());
+    assert!(text.contains("ok    Guest module vmw_pvrdma"), "{text}");
+}

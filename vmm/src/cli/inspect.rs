@@ -89,7 +89,7 @@ impl Show {
     }
 }
 
-fn explain(error: ClientError) -> Error {
+pub(super) fn explain(error: ClientError) -> Error {
     match error {
         ClientError::Refused(error) if matches!(error.kind, ErrorKind::NoSuchSlot | ErrorKind::NoRdma) => {
             Error::Usage(error.message)

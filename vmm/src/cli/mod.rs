@@ -1,5 +1,6 @@
 //! The command line.
 
+mod doctor;
 mod inspect;
 mod logging;
 mod run;
@@ -30,6 +31,8 @@ enum Command {
     Run(run::Command),
     /// Run an Ethernet switch for the virtual machines of this host
     Switch(switch::Command),
+    /// Check host, guest files and a running machine for what usually is wrong
+    Doctor(doctor::Command),
     /// Look at RDMA devices of a running machine
     #[command(subcommand)]
     Rdma(inspect::RdmaCommand),
@@ -63,6 +66,7 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Run(command) => command.run(),
         Command::Switch(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::Rdma(command) => command.run(),
         Command::Net(command) => command.run(),
     }

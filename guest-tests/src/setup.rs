@@ -74,17 +74,19 @@ pub struct Setup {
     pub stock: Image,
     /// The newer kernel that Debian 12 offers, for runs that need it.
     pub newer: Option<Image>,
+    /// A disk with a full Debian system for the stock kernel, likewise.
+    pub debian: Option<PathBuf>,
     /// Where files go that outlive the run.
     pub results: PathBuf,
 }
 
 impl Setup {
-    /// Makes everything; the newer kernel too if asked.
+    /// Makes everything; the newer kernel and the full system too if asked.
     ///
     /// # Errors
     ///
     /// When a package is missing, a build fails, or this machine has hardware virtualisation that cannot be used.
-    pub fn make(cache: &Cache, with_newer: bool) -> Result<Self> {
+    pub fn make(cache: &Cache, with_all: bool) -> Result<Self> {
         let way = match Host::detect()? {
             Host::Direct => Way::Direct,
             Host::Lab => Way::Lab,
@@ -95,10 +97,12 @@ impl Setup {
         images::host::require(cache, &purposes.collect::<Vec<_>>())?;
         let programs = Programs::build(way == Way::Direct)?;
         let stock = Image::make(cache, KernelVersion::V6_1)?;
-        let newer = with_newer.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;
+        let newer = with_all.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;
+        let debian = with_all.then(|| cache.root_disk(&cache.guest_kernel(KernelVersion::V6_1)?, &[]));
+        let debian = debian.transpose()?;
         let results = cache.root().join("results");
         std::fs::create_dir_all(&results).with_context(|| format!("Cannot make {}", results.display()))?;
-        Ok(Self { way, programs, stock, newer, results })
+        Ok(Self { way, programs, stock, newer, debian, results })
     }
 
     /// Two stock guests with the verifier in them.

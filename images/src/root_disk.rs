@@ -42,7 +42,7 @@ const BASE_PACKAGES: &[&str] = &[
 impl Cache {
     /// A raw disk with Debian, `packages` and their dependencies, and the kernel's modules. To boot it, give the guest
     /// the small guest's initramfs and `verbena.root=/dev/vda` on the kernel command line; to let systemd run it, also
-    /// `verbena.init=/sbin/init`. Root logs in without a password.
+    /// `verbena.init=/sbin/init`; the test harness's agent is then one of its services. Root logs in without a password.
     pub fn root_disk(&self, kernel: &GuestKernel, packages: &[String]) -> Result<PathBuf> {
         host::require(self, &[host::Purpose::RootDisk])?;
         let mut wanted: Vec<_> = BASE_PACKAGES.iter().map(|&name| name.to_owned()).collect();

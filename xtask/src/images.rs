@@ -23,7 +23,11 @@ pub(crate) struct Arguments {
 enum Command {
     /// Forget the chosen package versions, so that the archive's newest are taken.
     Update,
-    /// Make a full Debian system as a raw disk with any packages of the archive.
+    /// Make a full Debian system as a raw disk with any packages of the archive, and print its path.
+    ///
+    /// To run commands in two such systems, with systemd and all:
+    /// ./dev guests --disk DISK --memory 1024 --cmdline 'verbena.root=/dev/vda verbena.init=/sbin/init' --a COMMAND --b COMMAND
+    #[command(verbatim_doc_comment)]
     Rootfs {
         /// A package to install beside rdma-core, perftest and the tools around them. May be repeated.
         #[arg(long = "package", value_name = "NAME")]

@@ -2,6 +2,7 @@
 
 mod boot;
 mod capture;
+mod debian;
 mod device;
 mod disk;
 mod interrupts;
@@ -50,6 +51,7 @@ pub fn stages() -> Vec<Stage> {
             cases: own::cases().into_iter().chain(memory::cases()).collect(),
         },
         Stage { name: "2 GiB of memory", options: Box::new(large_guest), cases: regions::cases() },
+        Stage { name: "full Debian", options: Box::new(full_debian), cases: debian::cases() },
         Stage { name: "newer kernel", options: Box::new(newer_kernel), cases: boot::newer_cases() },
     ]
 }
@@ -88,6 +90,16 @@ fn large_guest(setup: &Setup, _: &Path) -> Result<Options> {
     let mut options = setup.options()?;
     options.count = 1;
     options.memory_mib = 2048;
+    Ok(options)
+}
+
+fn full_debian(setup: &Setup, _: &Path) -> Result<Options> {
+    let path = setup.debian.clone().context("The full system was not made")?;
+    let mut options = setup.options()?;
+    options.count = 1;
+    options.memory_mib = 1024;
+    options.disks = vec![Disk { path, guest: None }];
+    options.command_line += " verbena.root=/dev/vda verbena.init=/sbin/init";
     Ok(options)
 }
 

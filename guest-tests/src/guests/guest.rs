@@ -139,6 +139,11 @@ impl Guest {
     /// Switches the guest off and gives the exit status of its VMM; none if it did not end in time.
     pub fn power_off(&mut self, timeout: Duration) -> Option<ExitStatus> {
         self.control.send(Request::PowerOff);
+        self.wait_end(timeout)
+    }
+
+    /// Waits until the guest has switched itself off and gives the exit status of its VMM; none if it did not in time.
+    pub fn wait_end(&mut self, timeout: Duration) -> Option<ExitStatus> {
         self.vm.wait(timeout)
     }
 

@@ -1,11 +1,12 @@
 //! A load: two devices, their connections, random requests, and the model that watches.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use device_model::time::Instant;
 use verbs::{
-    Access, CqId, CqInit, MrId, MrInit, MrKind, Owner, Provider, ProviderEvent, QpAttr, QpAttrMask, QpId,
-    QpInit, QpState, QpType, SrqAttr, SrqId, SrqInit, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, CqId, CqInit, MrId, MrInit, MrKind, Owner, Provider, ProviderEvent, QpAttr,
+    QpAttrMask, QpId, QpInit, QpState, QpType, SrqAttr, SrqId, SrqInit, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::area::Area;
@@ -37,15 +38,18 @@ pub struct Load {
     pub fast: Vec<(Fast, u32)>,
     pub serial: u64,
     pub tamper: Option<Tamper>,
+    /// Ends whose send queue is being drained.
+    draining: Vec<bool>,
     died: Option<Instant>,
 }
 
 /// What a load came to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     pub completions: u64,
     pub retransmitted: u64,
     pub failed: bool,
+    pub statuses: HashSet<WcStatus>,
 }
 
 impl Load {
@@ -67,12 +71,27 @@ impl Load {
         let (ends, pools) = connect(&mut world, &plan, &mut rng);
         let fast = ends.iter().zip(0..).map(|(end, i)| (Fast::Free, fast_key(&mut world, end, i))).collect();
         let mail = plan.datagrams.then(|| Post::new(&mut world));
+        let draining = vec![false; ends.len()];
         let tolerance = Tolerance {
             gives_up: plan.wire.is_terrible(),
+            runs_out_of_receives: plan.connection.rnr_retry < 7,
             loses_refusals: plan.wire.loss + plan.wire.reordering > 0,
         };
         let model = Model::new(tolerance, &areas, ends.clone(), pools);
-        Self { plan, world, areas, model, mail, rng, ends, fast, serial: 0, tamper: None, died: None }
+        Self {
+            plan,
+            world,
+            areas,
+            model,
+            mail,
+            rng,
+            ends,
+            fast,
+            serial: 0,
+            tamper: None,
+            draining,
+            died: None,
+        }
     }
 
     /// The program writes to its own memory.
@@ -102,6 +121,7 @@ impl Load {
             completions: self.model.completions,
             retransmitted: counters.map(|c| c.retransmitted_packets).sum(),
             failed: self.model.any_failed(),
+            statuses: self.model.statuses,
         })
     }
 
@@ -113,6 +133,9 @@ impl Load {
             if self.plan.doom == Some((round, end)) {
                 self.post_doomed(end);
             }
+            if self.rng.percent(3) {
+                self.start_draining(end);
+            }
         }
         for pool in 0..self.model.pools.len() {
             for _ in 0..self.rng.below(4) {
@@ -120,6 +143,37 @@ impl Load {
             }
         }
         self.post_mail();
+    }
+
+    fn state(&self, end: usize) -> QpState {
+        let End { node, qp, .. } = self.ends[end];
+        self.world.nodes[node].provider.query_qp(qp).unwrap().state
+    }
+
+    fn set_state(&mut self, end: usize, attr: &QpAttr, mask: QpAttrMask) {
+        let End { node, qp, .. } = self.ends[end];
+        let provider = &mut self.world.nodes[node].provider;
+        provider.modify_qp(self.world.now, qp, attr, mask | QpAttrMask::STATE).unwrap();
+    }
+
+    fn start_draining(&mut self, end: usize) {
+        if self.state(end) == QpState::Rts {
+            self.draining[end] = true;
+            let attr = QpAttr { state: QpState::Sqd, sqd_async_notify: true, ..QpAttr::default() };
+            self.set_state(end, &attr, QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+        }
+    }
+
+    /// A send queue is drained, and goes on.
+    fn end_draining(&mut self, end: usize) -> Result<(), String> {
+        if !std::mem::take(&mut self.draining[end]) {
+            return Err(format!("end {end} was drained that was not asked to"));
+        }
+        if self.state(end) == QpState::Sqd {
+            let attr = QpAttr { state: QpState::Rts, ..QpAttr::default() };
+            self.set_state(end, &attr, QpAttrMask::empty());
+        }
+        Ok(())
     }
 
     /// Gives every message a receive and waits until all is quiet.
@@ -132,6 +186,10 @@ impl Load {
                 {}
             }
             let quiet = self.run_until(self.world.now + Duration::from_millis(5))?;
+            if quiet && (0..self.ends.len()).any(|end| self.draining[end] && self.state(end) == QpState::Sqd)
+            {
+                return Err("a queue is drained and nobody said so".into());
+            }
             if quiet {
                 return Ok(());
             }
@@ -164,6 +222,11 @@ impl Load {
         }
         for (node, event) in events {
             if self.observe_mail(node, &event)? {
+                continue;
+            }
+            if let ProviderEvent::Async(AsyncEvent::SqDrained(qp)) = event {
+                let end = self.ends.iter().position(|end| (end.node, end.qp) == (node, qp));
+                self.end_draining(end.ok_or("an unknown queue pair was drained")?)?;
                 continue;
             }
             self.model.observe(node, &event, &self.areas)?;
@@ -201,11 +264,8 @@ impl Load {
     }
 
     fn tear_down(&mut self) -> Result<(), String> {
-        for end in self.ends.clone() {
-            let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-            let provider = &mut self.world.nodes[end.node].provider;
-            provider.modify_qp(self.world.now, end.qp, &attr, QpAttrMask::STATE).unwrap();
-        }
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        (0..self.ends.len()).for_each(|end| self.set_state(end, &attr, QpAttrMask::empty()));
         self.observe()
     }
 }

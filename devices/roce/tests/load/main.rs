@@ -14,10 +14,12 @@ mod plan;
 mod planted;
 mod traffic;
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use load::{Load, Outcome};
 use plan::{Plan, Wire};
+use verbs::WcStatus;
 
 /// From good to hopeless; which one a load has is in its seed.
 const WIRES: [Wire; 7] = [
@@ -28,6 +30,17 @@ const WIRES: [Wire; 7] = [
     Wire { loss: 10, duplication: 10, reordering: 10, marks: 10, dies: false },
     Wire { loss: 50, duplication: 50, reordering: 50, ..Wire::GOOD },
     Wire { dies: true, ..Wire::GOOD },
+];
+
+/// What becomes of requests in all these loads.
+const STATUSES: [WcStatus; 7] = [
+    WcStatus::Success,
+    WcStatus::LocLenErr,
+    WcStatus::WrFlushErr,
+    WcStatus::RemInvReqErr,
+    WcStatus::RemAccessErr,
+    WcStatus::RetryExcErr,
+    WcStatus::RnrRetryExcErr,
 ];
 
 /// Time between two lines of the soak's report.
@@ -46,7 +59,9 @@ fn run(seed: u64) -> Outcome {
 
 #[test]
 fn loads_are_exact_or_fail_as_they_must() {
-    let outcomes: Vec<_> = (0..70).map(run).collect();
+    let outcomes: Vec<_> = (0..84).map(run).collect();
+    let seen: HashSet<_> = outcomes.iter().flat_map(|outcome| outcome.statuses.iter().copied()).collect();
+    assert_eq!(seen, HashSet::from(STATUSES));
     assert!(outcomes.iter().any(|outcome| outcome.failed));
     assert!(outcomes.iter().any(|outcome| !outcome.failed && outcome.retransmitted > 0));
     assert!(outcomes.iter().map(|outcome| outcome.completions).sum::<u64>() > 5_000);

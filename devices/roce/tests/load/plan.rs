@@ -111,6 +111,7 @@ impl Plan {
             psn: (0xff_ff00 + rng.below(0x200) as u32) & 0xff_ffff,
             timeout: 8 + rng.below(4) as u8,
             retry_cnt: if wire.loss >= 10 { 7 } else { 4 + rng.below(4) as u8 },
+            rnr_retry: if rng.percent(15) { rng.below(3) as u8 } else { 7 },
             min_rnr_timer: 1 + rng.below(12) as u8,
             rd_atomic: 1 + rng.below(8) as u8,
             gid_index: rng.below(2) as u8,

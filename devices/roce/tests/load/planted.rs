@@ -8,7 +8,7 @@ use roce::wire::{AtomicKind, Frame, Pdu, Syndrome};
 use verbs::{Completion, ProviderEvent, WcFlags, WcOpcode, WcStatus};
 
 use crate::area::Area;
-use crate::common::edit;
+use crate::common::{Connection, edit};
 use crate::load::{Load, Tamper};
 use crate::plan::{AREA, Plan, Wire};
 
@@ -23,8 +23,9 @@ const ROUGH: Wire = Wire { loss: 5, duplication: 5, reordering: 5, ..Wire::GOOD 
 fn caught(wire: Wire, word: &str, plant: impl Fn(&mut Load, Struck)) {
     let mut reasons = vec![];
     for seed in 0..12 {
-        let plan = Plan { doom: None, datagrams: false, ..Plan::new(seed, wire) };
-        let mut load = Load::new(plan);
+        let plan = Plan::new(seed, wire);
+        let connection = Connection { rnr_retry: 7, ..plan.connection };
+        let mut load = Load::new(Plan { doom: None, datagrams: false, connection, ..plan });
         let struck = Struck::default();
         plant(&mut load, Arc::clone(&struck));
         let result = load.run();

@@ -14,6 +14,8 @@ use crate::plan::{self, MAX_MESSAGE, SLOT, SLOTS};
 const FAST_BASE: u64 = 0x6000_0000_0000;
 /// Requests of an end that may be unfinished.
 const MOST_OUTSTANDING: usize = 10;
+/// A message that is longer by this fits no receive.
+const LONGER: usize = 64;
 /// Most pieces of a message.
 const MOST_PIECES: u64 = 8;
 
@@ -197,6 +199,10 @@ impl Load {
         let Some(slot) = self.free_slot(end).filter(|_| !self.model.failed(end)) else { return };
         let (addr, rkey) = (Area::va(self.ends[end].target.start), self.areas[0].rkey() ^ 0x5a5a_5a00);
         let good = self.areas[self.ends[self.ends[end].peer].node].rkey();
+        if self.rng.percent(20) {
+            let pieces = std::iter::once(slot..slot + MAX_MESSAGE + LONGER).collect();
+            return self.post(end, Action::TooLong, SendOp::Send { imm: None }, pieces, false);
+        }
         let pieces = split(&mut self.rng, slot, 8);
         let (op, status, opcode) = match self.rng.below(4) {
             0 => {
@@ -228,9 +234,10 @@ impl Load {
         self.serial += 1;
         let wr_id = self.serial;
         let is_key_change = matches!(action, Action::FastReg | Action::LocalInv);
-        let signaled = is_key_change || matches!(action, Action::Doomed(..)) || self.rng.percent(60);
+        let signaled = is_key_change || action.fate().is_some() || self.rng.percent(60);
         let solicited =
-            matches!(action, Action::Send(_) | Action::Write { imm: Some(_), .. }) && self.rng.percent(30);
+            matches!(action, Action::Send(_) | Action::TooLong | Action::Write { imm: Some(_), .. })
+                && self.rng.percent(30);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
         flags.set(SendFlags::SOLICITED, solicited);
@@ -255,7 +262,7 @@ impl Load {
         };
         let slots = (0..SLOTS).map(|i| plan::receive_slot(pool, i));
         let Some(slot) = slots.into_iter().find(|start| !in_use(*start..start + SLOT)) else { return false };
-        let len = MAX_MESSAGE + self.rng.below(64) as usize;
+        let len = MAX_MESSAGE + self.rng.below(LONGER as u64) as usize;
         let pieces = split(&mut self.rng, slot, len);
         self.serial += 1;
         let wr_id = self.serial;

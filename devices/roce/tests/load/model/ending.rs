@@ -68,7 +68,7 @@ impl Model {
         let found = areas[peer].read(target.clone());
         let mut state = self.shadow[peer][target.clone()].to_vec();
         let unfinished = std::mem::take(&mut self.streams[end].unfinished);
-        let doomed = unfinished.iter().position(|entry| matches!(entry.request.action, Action::Doomed(..)));
+        let doomed = unfinished.iter().position(|entry| entry.request.action.fate().is_some());
         let mut explained = state == found;
         for entry in unfinished.iter().take(doomed.unwrap_or(usize::MAX)) {
             if let Some((at, bytes)) = entry.remote.as_ref().filter(|_| !explained) {
@@ -120,7 +120,7 @@ impl Model {
             same("last receives told", told, usize::from(shared))?;
         }
         let refusals = self.streams.iter().flat_map(|stream| &stream.unfinished);
-        let refusals = refusals.filter(|entry| matches!(entry.request.action, Action::Doomed(..))).count();
+        let refusals = refusals.filter(|entry| entry.request.action.fate().is_some()).count();
         let others = self.events.iter().filter(|(_, event)| !matches!(event, AsyncEvent::LastWqeReached(_)));
         for (node, event) in others {
             let refused = matches!(event, AsyncEvent::QpAccessErr(_) | AsyncEvent::QpReqErr(_));

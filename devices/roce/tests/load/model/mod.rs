@@ -7,7 +7,7 @@
 mod ending;
 mod observe;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use verbs::{AsyncEvent, CqId, QpId, Qpn, SrqId, WcFlags, WcOpcode, WcStatus};
@@ -55,12 +55,23 @@ pub enum Action {
     LocalInv,
     /// Must end with this status.
     Doomed(WcStatus, WcOpcode),
+    /// A send that no receive has room for.
+    TooLong,
 }
 
 impl Action {
+    /// How it must end, if it cannot succeed.
+    pub const fn fate(self) -> Option<WcStatus> {
+        match self {
+            Self::Doomed(status, _) => Some(status),
+            Self::TooLong => Some(WcStatus::RemInvReqErr),
+            _ => None,
+        }
+    }
+
     const fn opcode(self) -> WcOpcode {
         match self {
-            Self::Send(_) => WcOpcode::Send,
+            Self::Send(_) | Self::TooLong => WcOpcode::Send,
             Self::Write { .. } => WcOpcode::RdmaWrite,
             Self::Read { .. } => WcOpcode::RdmaRead,
             Self::Add { .. } | Self::Count { .. } => WcOpcode::FetchAdd,
@@ -114,6 +125,8 @@ struct Message {
     imm_or_key: [u8; 4],
     flags: WcFlags,
     solicited: bool,
+    /// The receive must end like this.
+    status: WcStatus,
 }
 
 /// One end of a connection.
@@ -161,6 +174,8 @@ pub struct Pool {
 pub struct Tolerance {
     /// The wire may be so bad that a queue pair runs out of retries.
     pub gives_up: bool,
+    /// Requests that wait long for a receive may fail.
+    pub runs_out_of_receives: bool,
     /// A refusal, which is said once and by a queue pair that says nothing after it, may be lost or come too early.
     pub loses_refusals: bool,
 }
@@ -177,6 +192,8 @@ pub struct Model {
     counts: [Vec<(u64, u64)>; 2],
     events: Vec<(usize, AsyncEvent)>,
     pub completions: u64,
+    /// Statuses that were seen.
+    pub statuses: HashSet<WcStatus>,
 }
 
 type Check = Result<(), String>;
@@ -208,6 +225,7 @@ impl Model {
             counts: [vec![], vec![]],
             events: vec![],
             completions: 0,
+            statuses: HashSet::new(),
         }
     }
 
@@ -313,15 +331,18 @@ impl Model {
 /// What a request tells the peer that receives it.
 fn message(request: &Request, number: u64, data: Vec<u8>) -> Option<Message> {
     let len = data.len();
-    let (opcode, data, imm_or_key, flags) = match request.action {
-        Action::Send(Extra::Nothing) => (WcOpcode::Recv, data, [0; 4], WcFlags::empty()),
-        Action::Send(Extra::Immediate(imm)) => (WcOpcode::Recv, data, imm, WcFlags::WITH_IMM),
+    let nothing = ([0; 4], WcFlags::empty());
+    let (opcode, data, (imm_or_key, flags)) = match request.action {
+        Action::Send(Extra::Nothing) | Action::TooLong => (WcOpcode::Recv, data, nothing),
+        Action::Send(Extra::Immediate(imm)) => (WcOpcode::Recv, data, (imm, WcFlags::WITH_IMM)),
         Action::Send(Extra::Invalidate(key)) => {
-            (WcOpcode::Recv, data, key.to_le_bytes(), WcFlags::WITH_INVALIDATE)
+            (WcOpcode::Recv, data, (key.to_le_bytes(), WcFlags::WITH_INVALIDATE))
         }
-        Action::Write { imm: Some(imm), .. } => (WcOpcode::RecvRdmaWithImm, vec![], imm, WcFlags::WITH_IMM),
+        Action::Write { imm: Some(imm), .. } => (WcOpcode::RecvRdmaWithImm, vec![], (imm, WcFlags::WITH_IMM)),
         _ => return None,
     };
+    let fails = matches!(request.action, Action::TooLong);
+    let status = if fails { WcStatus::LocLenErr } else { WcStatus::Success };
     let solicited = request.solicited;
-    Some(Message { number, opcode, len, data, imm_or_key, flags, solicited })
+    Some(Message { number, opcode, len, data, imm_or_key, flags, solicited, status })
 }

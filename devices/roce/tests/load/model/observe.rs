@@ -25,6 +25,7 @@ impl Model {
             ProviderEvent::Completion(completion) => {
                 let end = self.end(node, completion.qp).ok_or("completion of an unknown queue pair")?;
                 self.completions += 1;
+                self.statuses.insert(completion.status);
                 let is_send = (completion.opcode as u32) < WcOpcode::Recv as u32;
                 let result = match (is_send, completion.status) {
                     (true, WcStatus::Success) => self.on_sent(end, &completion, areas),
@@ -98,7 +99,7 @@ impl Model {
                     self.counts[peer].push((original, add));
                     pieces.iter().for_each(|piece| self.adopt(node, piece.clone(), areas));
                 }
-                Action::Doomed(..) => return Err("success of what must fail".into()),
+                action if action.fate().is_some() => return Err("success of what must fail".into()),
                 _ => {}
             }
         }
@@ -124,17 +125,17 @@ impl Model {
         if failed && at > 0 {
             return Err("flushed out of order".into());
         }
-        let action = self.streams[end].log[at].request.action;
-        let doomed = |entry: &Entry| matches!(entry.request.action, Action::Doomed(..));
+        let doomed = |entry: &Entry| entry.request.action.fate().is_some();
         let unheard = self.tolerance.loses_refusals && self.streams[end].log.iter().any(doomed);
         // A peer that has failed answers no more.
         let silence = self.tolerance.gives_up || unheard || self.streams[self.streams[end].end.peer].failed;
-        let exhausted = completion.status == WcStatus::RetryExcErr && silence;
-        let allowed = match action {
-            _ if completion.status == WcStatus::WrFlushErr => true,
+        let entry = &self.streams[end].log[at];
+        let allowed = match completion.status {
+            WcStatus::WrFlushErr => true,
             _ if failed => false,
-            Action::Doomed(status, _) => completion.status == status || exhausted,
-            _ => exhausted,
+            WcStatus::RetryExcErr => silence,
+            WcStatus::RnrRetryExcErr => self.tolerance.runs_out_of_receives && entry.is_message,
+            status => entry.request.action.fate() == Some(status),
         };
         if !allowed {
             return Err("a status it must not have".into());
@@ -155,6 +156,7 @@ impl Model {
         same("completion queue", completion.cq, stream.end.recv_cq)?;
         let pieces = self.take_receive(end, completion.wr_id)?;
         let message = self.streams[sender].messages.pop_front().ok_or("received what nobody sent")?;
+        same("status", completion.status, message.status)?;
         same("opcode", completion.opcode, message.opcode)?;
         same("length", completion.byte_len as usize, message.len)?;
         same("immediate data or key", completion.imm_or_key, message.imm_or_key)?;
@@ -187,11 +189,14 @@ impl Model {
 
     fn on_receive_failed(&mut self, end: usize, completion: &Completion, areas: &[Area; 2]) -> Check {
         let (node, sender) = (self.streams[end].end.node, self.streams[end].end.peer);
-        same("status", completion.status, WcStatus::WrFlushErr)?;
         let pieces = self.take_receive(end, completion.wr_id)?;
         // The first one may hold the start of a message.
         let first = !replace(&mut self.streams[end].receives_flushed, true);
         let message = self.streams[sender].messages.front().filter(|_| first);
+        let refused = message.is_some_and(|message| message.status == completion.status);
+        if completion.status != WcStatus::WrFlushErr && !refused {
+            return Err("a status it must not have".into());
+        }
         let data = message.map_or(&[][..], |message| &message.data);
         self.check_start(node, &pieces, data, areas)?;
         pieces.into_iter().for_each(|piece| self.adopt(node, piece, areas));

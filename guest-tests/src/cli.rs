@@ -26,9 +26,19 @@ const SUITE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 #[derive(Args, Clone, Debug)]
 pub struct DemoArguments {}
 
+/// What a command finds in its guest.
+const COMMANDS_HELP: &str = "\
+Commands find the guests' addresses in A_ADDR and B_ADDR, the other guest's in PEER_ADDR, and their own guest's RDMA \
+device and the index of its IPv4 GID in RDMA_DEVICE and RDMA_GID_INDEX.
+
+The exit status is that of the first command that failed. Once b has ended, or a command has failed, the others are \
+given --grace and stopped, which is no failure.
+
+  ./dev guests --copy ./app --a './app server' --b './app client ADDR'";
+
 /// Arguments of the guests command.
 #[derive(Args, Clone, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, after_help = COMMANDS_HELP)]
 pub struct GuestsArguments {
     /// A shell in place of commands
     #[command(subcommand)]
@@ -94,11 +104,11 @@ pub struct MachineArguments {
     cmdline: String,
 
     /// Memory of each guest in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..))]
     memory: u32,
 
     /// Virtual CPUs of each guest
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=254))]
     cpus: u8,
 }
 
@@ -331,6 +341,8 @@ mod tests {
     fn shell_needs_no_commands_and_commands_need_a() {
         let arguments = parse(&["shell", "b", "--memory", "1024"]).unwrap();
         assert!(matches!(arguments.shell, Some(ShellCommand::Shell { guest: 'b', .. })));
+        assert!(parse(&["shell", "a", "--memory", "0"]).is_err());
+        assert!(parse(&["shell", "a", "--cpus", "0"]).is_err());
         assert!(parse(&[]).is_err());
         assert!(parse(&["--b", "./client ADDR"]).is_err());
         assert!(parse(&["shell", "c"]).is_err_and(|error| error.to_string().contains("no guest c")));

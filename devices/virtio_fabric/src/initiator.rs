@@ -1,0 +1,380 @@
+//! The initiator's engine: one device, over streams.
+//!
+//! No sockets and no clock: time is an argument, and what is to be done comes out of [`Initiator::poll`]. It connects,
+//! brings the device up, attaches the virtqueues and carries buffers; a lost connection is made again and what was in
+//! flight is sent again, if the target can resume, so that the driver sees a pause and no error. The target is not
+//! trusted: any message that is not expected ends the connection, and nothing is allocated by a number it sent beyond
+//! the lengths of messages that arrived.
+//!
+//! Not here yet: memory that is named by keys, immediate completions, slots, windows that change, authentication.
+
+mod control;
+mod link;
+mod queue;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::wire::{ConnectReply, Features, Name, Redirect, Status};
+use crate::{ConnId, GRACE};
+use control::{Current, Op};
+use queue::Queue;
+
+/// What an initiator is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The initiator's name.
+    pub initiator: Name,
+    /// The target's name.
+    pub target: Name,
+    /// Names this host.
+    pub host_id: [u8; 16],
+    /// Whether to offer the extension, and which of its features.
+    pub features: Features,
+    /// Device features the driver would accept, bits 0 to 63.
+    pub driver_features: u64,
+    /// Virtqueues to attach.
+    pub queues: u16,
+    /// Wanted size of each; 0 is the largest.
+    pub queue_size: u16,
+    /// Most buffers of a virtqueue that wait for room in its window.
+    pub backlog: usize,
+    /// Keep-alive time-out; zero is none.
+    pub keepalive: Duration,
+    /// How long the target shall keep the session without connections.
+    pub session_life: Duration,
+    /// How long opening and Connect may take, each.
+    pub connect_timeout: Duration,
+    /// How long a control command may take.
+    pub control_timeout: Duration,
+    /// After how long a buffer is aborted, and again as long after, its connection given up.
+    pub command_timeout: Duration,
+    /// Pause before connecting again; doubled up to 10 seconds.
+    pub backoff: Duration,
+    /// How long to try.
+    pub loss_timeout: Duration,
+}
+
+/// Names a buffer or a configuration access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+/// Writable bytes of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// The used length.
+    pub used: u32,
+    /// Bytes from the start.
+    pub data: Vec<u8>,
+    /// The last bytes.
+    pub tail: Vec<u8>,
+}
+
+/// What the engine wants done, and what has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Open a connection: to the configured address, or where the device has moved.
+    Open(ConnId, Option<Redirect>),
+    /// Send a message.
+    Send(ConnId, Vec<u8>),
+    /// Close a connection. No input about it must follow.
+    Close(ConnId),
+    /// The device is there and buffers are carried.
+    Ready {
+        /// Virtio device id.
+        device: u32,
+        /// Virtio vendor id.
+        vendor: u32,
+        /// Device features agreed on.
+        features: u64,
+    },
+    /// Connections were lost and are there again.
+    Resumed,
+    /// A buffer is done, or why it failed. A failed one may or may not have been executed.
+    Completed(Token, Result<Filled, Status>),
+    /// A configuration access is done: the value read, or zero.
+    Config(Token, Result<u64, Status>),
+    /// The configuration is another.
+    ConfigChanged,
+    /// The device status is another.
+    DeviceStatus(u32),
+    /// The target asks to leave; new buffers wait.
+    Draining,
+    /// The device is reset and comes up again.
+    ResetDone,
+    /// The end: on request, or because the device cannot be reached or used any more.
+    Closed(Status),
+}
+
+/// Why a buffer cannot be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// No virtqueue of this number.
+    #[error("No virtqueue {0}")]
+    NoQueue(u16),
+    /// Longer than agreed on.
+    #[error("{0} bytes, more than the target takes")]
+    TooLong(u64),
+    /// The backlog is full.
+    #[error("Too many buffers wait")]
+    Full,
+    /// Closed, or closing.
+    #[error("The device is closed")]
+    Closed,
+}
+
+/// Where the engine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Not started, or waiting until the next attempt.
+    Waiting(Option<Duration>),
+    /// From opening the control connection until all virtqueues are attached and the driver is OK.
+    Setup,
+    Live,
+    Resetting,
+    Closing,
+    Dead,
+}
+
+/// What the target has granted.
+#[derive(Clone, Copy, Debug)]
+struct Granted {
+    instance: u16,
+    /// None from a target of the base profile.
+    reply: Option<ConnectReply>,
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Initiator {
+    config: Config,
+    phase: Phase,
+    /// The phase that follows when the session goes on after a loss.
+    resume_as: Phase,
+    /// Whether the session has carried buffers and is to be resumed.
+    established: bool,
+    granted: Option<Granted>,
+    /// The highest epoch used.
+    epoch: u32,
+    address: Option<Redirect>,
+    control: Option<ConnId>,
+    current: Option<Current>,
+    ops: VecDeque<Op>,
+    queues: Vec<Queue>,
+    draining: bool,
+    generation: Option<u32>,
+    device: (u32, u32, u64),
+    heard: Duration,
+    spoken: Duration,
+    lost_since: Option<Duration>,
+    backoff: Duration,
+    next_conn: u64,
+    next_id: u16,
+    next_token: u64,
+    outputs: VecDeque<Output>,
+}
+
+impl Initiator {
+    /// An initiator that has not begun.
+    pub fn new(config: Config) -> Self {
+        Initiator {
+            queues: (0..config.queues).map(|_| Queue::default()).collect(),
+            backoff: config.backoff,
+            config,
+            phase: Phase::Waiting(None),
+            resume_as: Phase::Live,
+            established: false,
+            granted: None,
+            epoch: 0,
+            address: None,
+            control: None,
+            current: None,
+            ops: VecDeque::new(),
+            draining: false,
+            generation: None,
+            device: (0, 0, 0),
+            heard: Duration::ZERO,
+            spoken: Duration::ZERO,
+            lost_since: None,
+            next_conn: 0,
+            next_id: 0,
+            next_token: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Connects.
+    pub fn start(&mut self, now: Duration) {
+        if self.phase == Phase::Waiting(None) {
+            self.lost_since = Some(now);
+            self.open_control(now);
+        }
+    }
+
+    /// The next thing to do, or that has happened.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Takes a buffer: its readable bytes, and how many are writable. It is captured: the driver may do with its memory
+    /// what it likes until the buffer is completed, and never sees it executed twice.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError`].
+    pub fn submit(
+        &mut self,
+        vq: u16,
+        out: Vec<u8>,
+        in_length: u32,
+        now: Duration,
+    ) -> Result<Token, SubmitError> {
+        if matches!(self.phase, Phase::Closing | Phase::Dead) {
+            return Err(SubmitError::Closed);
+        }
+        let total = out.len() as u64 + u64::from(in_length);
+        let backlog = self.config.backlog;
+        let queue = self.queues.get_mut(usize::from(vq)).ok_or(SubmitError::NoQueue(vq))?;
+        let short = queue.limits.is_none_or(|limits| {
+            total <= limits.max_xfer.into() && out.len() as u64 <= limits.max_out_inline.into()
+        });
+        if !short || u32::try_from(total).is_err() {
+            return Err(SubmitError::TooLong(total));
+        }
+        if queue.waiting.len() >= backlog {
+            return Err(SubmitError::Full);
+        }
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        queue.waiting.push_back(queue::Buffer { token, out, in_length, since: now, aborted: false });
+        self.pump(vq, now);
+        Ok(token)
+    }
+
+    /// Reads configuration, 1, 2, 4 or 8 bytes.
+    pub fn read_config(&mut self, offset: u16, bytes: u8, now: Duration) -> Token {
+        self.access(now, |token| Op::ReadConfig { token, offset, bytes })
+    }
+
+    /// Writes configuration, 1, 2, 4 or 8 bytes.
+    pub fn write_config(&mut self, offset: u16, bytes: u8, value: u64, now: Duration) -> Token {
+        self.access(now, |token| Op::WriteConfig { token, offset, bytes, value })
+    }
+
+    fn access(&mut self, now: Duration, op: impl FnOnce(Token) -> Op) -> Token {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        if self.phase == Phase::Dead {
+            self.outputs.push_back(Output::Config(token, Err(Status::State)));
+        } else {
+            self.ops.push_back(op(token));
+            self.next_op(now);
+        }
+        token
+    }
+
+    /// Asks the target to cancel a buffer; it is completed in any case.
+    pub fn abort(&mut self, token: Token, now: Duration) {
+        for vq in 0..self.queues.len() {
+            let queue = &mut self.queues[vq];
+            if let Some(at) = queue.waiting.iter().position(|buffer| buffer.token == token) {
+                queue.waiting.remove(at);
+                return self.outputs.push_back(Output::Completed(token, Err(Status::Aborted)));
+            }
+            if let Some(id) = queue.id_of(token) {
+                return self.request_abort(vq as u16, id, now);
+            }
+        }
+    }
+
+    /// Resets the device: all buffers are completed, then it comes up again.
+    pub fn reset(&mut self, now: Duration) {
+        if self.phase == Phase::Live {
+            self.phase = Phase::Resetting;
+            self.ops.push_back(Op::Reset);
+            self.next_op(now);
+        }
+    }
+
+    /// Takes no more buffers, waits for those that are in flight and disconnects.
+    pub fn shutdown(&mut self, now: Duration) {
+        match self.phase {
+            Phase::Live => {
+                self.phase = Phase::Closing;
+                self.close_when_idle(now);
+            }
+            Phase::Closing | Phase::Dead => {}
+            _ => self.die(Status::Success),
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        if self.lost_since.is_some_and(|since| now >= since + self.config.loss_timeout) {
+            return self.die(Status::Stale);
+        }
+        match self.phase {
+            Phase::Dead | Phase::Waiting(None) => return,
+            Phase::Waiting(Some(at)) => {
+                if now >= at {
+                    self.open_control(now);
+                }
+                return;
+            }
+            _ => {}
+        }
+        if self.control_deadline().is_some_and(|at| now >= at) {
+            return self.lose_all(now);
+        }
+        if self.keepalive_at().is_some_and(|at| now >= at) {
+            self.ops.push_back(Op::Keepalive);
+            self.next_op(now);
+        }
+        for vq in 0..self.config.queues {
+            self.tick_queue(vq, now);
+        }
+    }
+
+    /// When [`Initiator::tick`] has something to do.
+    pub fn deadline(&self) -> Option<Duration> {
+        let lost = self.lost_since.map(|since| since + self.config.loss_timeout);
+        match self.phase {
+            Phase::Dead | Phase::Waiting(None) => None,
+            Phase::Waiting(at) => at.min(lost),
+            _ => {
+                let queues = self.queues.iter().filter_map(|queue| queue.deadline(&self.config));
+                let others = [lost, self.control_deadline(), self.keepalive_at()];
+                queues.chain(others.into_iter().flatten()).min()
+            }
+        }
+    }
+
+    /// When the control connection is given up.
+    fn control_deadline(&self) -> Option<Duration> {
+        let command = self.current.as_ref().map(|current| {
+            let opening = matches!(current.op, Op::Connect);
+            current.since + if opening { self.config.connect_timeout } else { self.config.control_timeout }
+        });
+        let silence = self.keepalive().map(|keepalive| self.heard + keepalive + GRACE);
+        command.into_iter().chain(silence).min()
+    }
+
+    /// When the next keep-alive is to be sent.
+    fn keepalive_at(&self) -> Option<Duration> {
+        let idle = matches!(self.phase, Phase::Live | Phase::Closing) && self.current.is_none();
+        let base = self.granted.is_some_and(|granted| granted.reply.is_none());
+        let pause = if base { Some(Duration::from_secs(5)) } else { self.keepalive().map(|time| time / 2) };
+        pause.filter(|_| idle).map(|pause| self.spoken + pause)
+    }
+
+    /// The keep-alive time-out agreed on.
+    fn keepalive(&self) -> Option<Duration> {
+        let millis = self.granted?.reply?.kato_ms;
+        (millis != 0).then(|| Duration::from_millis(millis.into()))
+    }
+
+    /// Transport features agreed on.
+    fn features(&self) -> Features {
+        self.granted.and_then(|granted| granted.reply).map_or(Features::empty(), |reply| reply.features)
+    }
+}

@@ -1,0 +1,180 @@
+//! Connections: opening, losing and opening again.
+
+use std::time::Duration;
+
+use super::control::{Current, Op};
+use super::queue::Link;
+use super::{Initiator, Output, Phase};
+use crate::ConnId;
+use crate::wire::{Command, Features, Opcode, Request, Status};
+
+/// Longest pause between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+
+impl Initiator {
+    /// A connection that was to be opened is there.
+    pub fn connected(&mut self, conn: ConnId, now: Duration) {
+        if self.control == Some(conn) {
+            self.connect_control(now);
+        } else if let Some(vq) = self.queue_of(conn) {
+            self.connect_queue(vq, now);
+        }
+    }
+
+    /// A connection is gone, or could not be opened.
+    pub fn lost(&mut self, conn: ConnId, now: Duration) {
+        if self.control == Some(conn) {
+            self.control = None;
+            self.lose_all(now);
+        } else if let Some(vq) = self.queue_of(conn) {
+            self.queues[usize::from(vq)].link = Link::Down(now);
+            self.lose_queue(vq, now);
+        }
+    }
+
+    /// A whole message arrived.
+    pub fn message(&mut self, conn: ConnId, bytes: &[u8], now: Duration) {
+        let result = if self.control == Some(conn) {
+            self.heard = now;
+            self.control_message(bytes, now).map_err(|()| None)
+        } else if let Some(vq) = self.queue_of(conn) {
+            self.queue_message(vq, bytes, now).map_err(|()| Some(vq))
+        } else {
+            Ok(())
+        };
+        match result {
+            Err(None) => self.lose_all(now),
+            Err(Some(vq)) => self.lose_queue(vq, now),
+            Ok(()) => {}
+        }
+    }
+
+    fn queue_of(&self, conn: ConnId) -> Option<u16> {
+        self.queues.iter().position(|queue| queue.link.conn() == Some(conn)).map(|vq| vq as u16)
+    }
+
+    fn open(&mut self) -> ConnId {
+        let conn = ConnId(self.next_conn);
+        self.next_conn += 1;
+        self.outputs.push_back(Output::Open(conn, self.address.clone()));
+        conn
+    }
+
+    /// Opens the control connection. Every attempt has its own epoch: whether the target saw the last one is not known.
+    pub(super) fn open_control(&mut self, now: Duration) {
+        self.epoch += 1;
+        self.phase = Phase::Setup;
+        self.heard = now;
+        self.control = Some(self.open());
+        self.current = Some(Current { id: 0, op: Op::Connect, since: now });
+    }
+
+    /// Opens the connection of a virtqueue.
+    pub(super) fn open_queue(&mut self, vq: u16, now: Duration) {
+        let conn = self.open();
+        self.queues[usize::from(vq)].link = Link::Opening(conn, now);
+    }
+
+    /// The connection of a virtqueue is of no use any more. Several losses without a success between them are the
+    /// session's.
+    pub(super) fn lose_queue(&mut self, vq: u16, now: Duration) {
+        let resumable = self.features().contains(Features::RESUME);
+        let queue = &mut self.queues[usize::from(vq)];
+        if let Some(conn) = queue.link.conn() {
+            self.outputs.push_back(Output::Close(conn));
+        }
+        if self.phase == Phase::Resetting {
+            // A target closes them before it completes the reset.
+            queue.link = Link::Idle;
+            return;
+        }
+        queue.failures += 1;
+        queue.link = Link::Down(now + self.config.backoff);
+        if !resumable || !self.established || queue.failures >= 3 {
+            self.lose_all(now);
+        }
+    }
+
+    /// All connections are of no use any more.
+    pub(super) fn lose_all(&mut self, now: Duration) {
+        self.outputs.extend(self.control.take().map(Output::Close));
+        self.close_queues();
+        match self.current.take().map(|current| current.op) {
+            Some(op @ (Op::ReadConfig { .. } | Op::WriteConfig { .. })) => self.ops.push_front(op),
+            Some(Op::Disconnect) => return self.die(Status::Success),
+            _ => {}
+        }
+        self.ops.retain(|op| matches!(op, Op::ReadConfig { .. } | Op::WriteConfig { .. }));
+        if matches!(self.phase, Phase::Dead) {
+            return;
+        }
+        if self.established && !self.features().contains(Features::RESUME) {
+            return self.die(Status::Stale);
+        }
+        self.draining = false;
+        self.lost_since.get_or_insert(now);
+        self.resume_as = match self.phase {
+            phase @ (Phase::Resetting | Phase::Closing) => phase,
+            _ => self.resume_as,
+        };
+        self.phase = Phase::Waiting(Some(now + self.backoff));
+        self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
+    }
+
+    pub(super) fn close_queues(&mut self) {
+        for queue in &mut self.queues {
+            self.outputs.extend(queue.link.conn().map(Output::Close));
+            queue.link = Link::Idle;
+            queue.failures = 0;
+        }
+    }
+
+    /// Everything is done: disconnects.
+    pub(super) fn close_when_idle(&mut self, now: Duration) {
+        if self.phase != Phase::Closing || !self.is_idle() {
+            return;
+        }
+        let goodbye = Command { id: u16::MAX, request: Request::Plain(Opcode::Disconnect) }.emit();
+        for queue in &mut self.queues {
+            if let Link::Up(conn) = queue.link {
+                self.outputs.push_back(Output::Send(conn, goodbye.to_vec()));
+            }
+        }
+        self.close_queues();
+        self.ops.push_back(Op::Disconnect);
+        self.next_op(now);
+    }
+
+    /// Whether no buffer is in flight or waiting.
+    fn is_idle(&self) -> bool {
+        self.queues.iter().all(|queue| queue.waiting.is_empty() && queue.in_flight() == 0)
+    }
+
+    /// The end.
+    pub(super) fn die(&mut self, status: Status) {
+        if self.phase == Phase::Dead {
+            return;
+        }
+        self.phase = Phase::Dead;
+        self.lost_since = None;
+        self.outputs.extend(self.control.take().map(Output::Close));
+        self.close_queues();
+        self.fail_buffers(if status == Status::Success { Status::Aborted } else { status });
+        let current = self.current.take().map(|current| current.op);
+        for op in current.into_iter().chain(std::mem::take(&mut self.ops)) {
+            if let Op::ReadConfig { token, .. } | Op::WriteConfig { token, .. } = op {
+                self.outputs.push_back(Output::Config(token, Err(Status::State)));
+            }
+        }
+        self.outputs.push_back(Output::Closed(status));
+    }
+
+    /// Completes all buffers without success.
+    pub(super) fn fail_buffers(&mut self, status: Status) {
+        for queue in &mut self.queues {
+            for token in queue.take_all() {
+                self.outputs.push_back(Output::Completed(token, Err(status)));
+            }
+        }
+    }
+}

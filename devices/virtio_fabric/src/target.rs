@@ -1,0 +1,388 @@
+//! The target's engine: one exported device, any number of initiators, over streams.
+//!
+//! No sockets and no clock: connections are numbers, time is an argument, and what is to be done comes out of
+//! [`Target::poll`]. A peer is not trusted: before Connect it has one message and [`CONNECT_TIME`]; afterwards it has
+//! as many records as its queues are long. Device work is given out as [`Output::Execute`] and comes back by
+//! [`Target::done`].
+//!
+//! Not here yet: memory that is named by keys, immediate completions, slots, windows that change, authentication,
+//! state export.
+
+mod control;
+mod queue;
+mod session;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::wire::{
+    Command, Completion, Event, Features, HEADER, Name, Opcode, Redirect, Reply, Request, Status,
+};
+use crate::{ConnId, GRACE};
+use session::{Queue, Session};
+
+/// How long a connection may take until its Connect has arrived.
+pub const CONNECT_TIME: Duration = Duration::from_secs(3);
+
+/// What is exported.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Virtio device id.
+    pub id: u32,
+    /// Virtio vendor id.
+    pub vendor: u32,
+    /// Device features, bits 0 to 63.
+    pub features: u64,
+    /// Device-specific configuration.
+    pub config: Vec<u8>,
+    /// The part of it that a driver may write.
+    pub writable: Range<usize>,
+    /// Largest size of each virtqueue.
+    pub queue_sizes: Vec<u16>,
+    /// Bytes of a request that the device wants apart from the rest.
+    pub out_split: u16,
+}
+
+/// What a target is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The target's name.
+    pub name: Name,
+    /// What it exports.
+    pub device: Device,
+    /// Transport features it grants.
+    pub features: Features,
+    /// Most bytes of a command.
+    pub max_xfer: u32,
+    /// Most instances.
+    pub max_instances: u16,
+    /// Most connections that have not sent a Connect.
+    pub max_pending: usize,
+    /// Longest life of a session without connections.
+    pub session_life: Duration,
+    /// Longest keep-alive time-out.
+    pub max_keepalive: Duration,
+    /// Most writable bytes of one command that are kept in case the connection is lost.
+    pub replay_limit: usize,
+}
+
+/// Names a piece of device work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Job(u64);
+
+/// How a piece of device work ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// How.
+    pub status: Status,
+    /// The used length.
+    pub used: u32,
+    /// Writable bytes, from the start.
+    pub data: Vec<u8>,
+    /// Writable bytes, the last.
+    pub tail: Vec<u8>,
+    /// Whether it does no harm to execute it again.
+    pub repeatable: bool,
+}
+
+impl Done {
+    fn failed(status: Status) -> Self {
+        Done { status, used: 0, data: Vec::new(), tail: Vec::new(), repeatable: false }
+    }
+}
+
+/// What the engine wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send a message.
+    Send(ConnId, Vec<u8>),
+    /// Close a connection, after what was sent on it. No input about it must follow.
+    Close(ConnId),
+    /// Execute a request.
+    Execute {
+        /// Its name.
+        job: Job,
+        /// For which instance.
+        instance: u16,
+        /// Of which virtqueue.
+        vq: u16,
+        /// The readable bytes.
+        out: Vec<u8>,
+        /// How many bytes are writable.
+        in_length: u32,
+    },
+    /// Cancel a request, if that is possible. It must be reported done in any case, unless its instance is destroyed.
+    Cancel(Job),
+    /// A driver accepted these features.
+    Features(u16, u64),
+    /// A driver wrote configuration.
+    ConfigWritten(u16),
+    /// Nothing of this instance is executing any more, and its initiator detached it in order to go elsewhere.
+    Detached(u16),
+    /// An instance is gone; its jobs need not be reported.
+    Destroyed(u16),
+}
+
+/// What a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Pending(Duration),
+    Control(u16),
+    Queue(u16, u16),
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Target {
+    config: Config,
+    generation: u32,
+    conns: BTreeMap<ConnId, (Role, [u8; 16])>,
+    sessions: BTreeMap<u16, Session>,
+    jobs: BTreeMap<Job, (u16, u16, u16)>,
+    next_job: u64,
+    draining: bool,
+    outputs: VecDeque<Output>,
+}
+
+impl Target {
+    /// A target without connections.
+    pub fn new(config: Config) -> Self {
+        Target {
+            config,
+            generation: 0,
+            conns: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            next_job: 0,
+            draining: false,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Bytes of the longest message that an initiator may send.
+    pub fn max_message(&self) -> usize {
+        HEADER + (self.config.max_xfer as usize).max(1024)
+    }
+
+    /// A connection came in. `session_id` is random and used if it makes a session.
+    pub fn accepted(&mut self, conn: ConnId, session_id: [u8; 16], now: Duration) {
+        let pending = self.conns.values().filter(|(role, _)| matches!(role, Role::Pending(_))).count();
+        if pending >= self.config.max_pending {
+            self.outputs.push_back(Output::Close(conn));
+        } else {
+            self.conns.insert(conn, (Role::Pending(now), session_id));
+        }
+    }
+
+    /// A connection is gone.
+    pub fn lost(&mut self, conn: ConnId, now: Duration) {
+        match self.conns.remove(&conn) {
+            Some((Role::Control(instance), _)) => self.detach(instance, now),
+            Some((Role::Queue(instance, vq), _)) => {
+                if let Some(queue) = self.queue(instance, vq) {
+                    queue.unattached();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A whole message arrived.
+    pub fn message(&mut self, conn: ConnId, bytes: &[u8], now: Duration) {
+        let Some((role, session_id)) = self.conns.get(&conn).copied() else { return };
+        let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
+            return self.refuse(conn, Status::Protocol, now);
+        };
+        let command = match Command::parse(header) {
+            Ok(command) if command.request.stream_body() == body.len() as u64 => command,
+            Ok(_) => return self.refuse(conn, Status::Protocol, now),
+            Err(_) => {
+                if !matches!(role, Role::Pending(_)) {
+                    self.complete(conn, Command::id_of(header), Status::NoCommand, Reply::Nothing, &[]);
+                }
+                return self.refuse(conn, Status::Protocol, now);
+            }
+        };
+        if let Role::Control(instance) | Role::Queue(instance, _) = role
+            && let Some(session) = self.sessions.get_mut(&instance)
+        {
+            session.heard = now;
+        }
+        match role {
+            Role::Pending(_) => self.connect(conn, command, body, session_id, now),
+            Role::Control(instance) => self.control(conn, instance, command, body, now),
+            Role::Queue(instance, vq) => self.buffer(conn, (instance, vq), command, body, now),
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        let is_late = |role: &Role| matches!(role, Role::Pending(since) if now >= *since + CONNECT_TIME);
+        let late: Vec<ConnId> =
+            self.conns.iter().filter(|(_, (role, _))| is_late(role)).map(|(conn, _)| *conn).collect();
+        for conn in late {
+            self.close(conn, now);
+        }
+        let over: Vec<u16> = self
+            .sessions
+            .values()
+            .filter(|s| s.deadline().is_some_and(|at| now >= at))
+            .map(|s| s.instance)
+            .collect();
+        for instance in over {
+            match self.sessions[&instance].control {
+                Some(conn) => self.close(conn, now),
+                None => self.destroy(instance),
+            }
+        }
+    }
+
+    /// When [`Target::tick`] has something to do.
+    pub fn deadline(&self) -> Option<Duration> {
+        let pending = self.conns.values().filter_map(|(role, _)| match role {
+            Role::Pending(since) => Some(*since + CONNECT_TIME),
+            _ => None,
+        });
+        pending.chain(self.sessions.values().filter_map(Session::deadline)).min()
+    }
+
+    /// The configuration is another.
+    pub fn set_config(&mut self, config: Vec<u8>) {
+        self.config.device.config = config;
+        self.changed();
+    }
+
+    /// Tells the driver of an instance that the device needs a reset.
+    pub fn needs_reset(&mut self, instance: u16) {
+        let Some(session) = self.sessions.get_mut(&instance) else { return };
+        session.status |= crate::status::NEEDS_RESET;
+        let (status, events) = (session.status, session.features.contains(Features::EVENTS));
+        if let (Some(conn), true) = (session.control, events) {
+            self.outputs.push_back(Output::Send(conn, Event::DeviceStatus(status).emit().to_vec()));
+        }
+        self.changed();
+    }
+
+    /// Asks initiators to leave within `time`; new instances are refused from now on.
+    pub fn drain(&mut self, time: Duration) {
+        self.draining = true;
+        self.announce(&Event::Drain(u32::try_from(time.as_millis()).unwrap_or(u32::MAX)).emit());
+    }
+
+    /// Sends all initiators elsewhere.
+    pub fn redirect(&mut self, to: &Redirect) {
+        let body = to.emit();
+        self.announce(&[&Event::Redirect(body.len() as u32).emit()[..], &body].concat());
+    }
+
+    /// Sends an event to all control queues that know such events.
+    fn announce(&mut self, event: &[u8]) {
+        for session in self.sessions.values().filter(|s| s.features.contains(Features::EVENTS)) {
+            self.outputs.extend(session.control.map(|conn| Output::Send(conn, event.to_vec())));
+        }
+    }
+
+    /// Counts the generation on and says so where the last change has been read.
+    fn changed(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        for session in self.sessions.values_mut() {
+            if let (Some(conn), false) = (session.control, session.change_unread) {
+                session.change_unread = true;
+                let event = Event::ConfigChange(self.generation).emit();
+                self.outputs.push_back(Output::Send(conn, event.to_vec()));
+            }
+        }
+    }
+
+    fn queue(&mut self, instance: u16, vq: u16) -> Option<&mut Queue> {
+        self.sessions.get_mut(&instance)?.queues.get_mut(usize::from(vq))
+    }
+
+    fn complete(&mut self, conn: ConnId, id: u16, status: Status, reply: Reply, body: &[u8]) {
+        let header = Completion { id, status, reply }.emit();
+        self.outputs.push_back(Output::Send(conn, [&header[..], body].concat()));
+    }
+
+    /// Ends a connection whose peer broke the protocol.
+    fn refuse(&mut self, conn: ConnId, status: Status, now: Duration) {
+        if let Some((Role::Control(instance), _)) = self.conns.get(&conn)
+            && self.sessions.get(instance).is_some_and(|s| s.features.contains(Features::EVENTS))
+        {
+            self.outputs.push_back(Output::Send(conn, Event::Terminate(status).emit().to_vec()));
+        }
+        self.close(conn, now);
+    }
+
+    /// Ends a connection as if it were lost.
+    fn close(&mut self, conn: ConnId, now: Duration) {
+        self.outputs.push_back(Output::Close(conn));
+        self.lost(conn, now);
+    }
+
+    /// Closes the virtqueues' connections of an instance.
+    fn close_queues(&mut self, instance: u16) {
+        let Some(session) = self.sessions.get_mut(&instance) else { return };
+        for conn in session.queues.iter_mut().filter_map(Queue::unattached) {
+            self.conns.remove(&conn);
+            self.outputs.push_back(Output::Close(conn));
+        }
+    }
+
+    /// The control connection of an instance is gone, and the others go with it.
+    fn detach(&mut self, instance: u16, now: Duration) {
+        self.close_queues(instance);
+        let Some(session) = self.sessions.get_mut(&instance) else { return };
+        session.control = None;
+        session.detached = Some(now);
+        session.change_unread = false;
+        let live = session.status & crate::status::DRIVER_OK != 0 || session.reset.is_some();
+        if !(live && session.features.contains(Features::RESUME)) {
+            self.destroy(instance);
+        }
+    }
+
+    fn destroy(&mut self, instance: u16) {
+        self.close_queues(instance);
+        let Some(session) = self.sessions.remove(&instance) else { return };
+        if let Some(conn) = session.control {
+            self.conns.remove(&conn);
+            self.outputs.push_back(Output::Close(conn));
+        }
+        let jobs: Vec<Job> =
+            self.jobs.iter().filter(|(_, at)| at.0 == instance).map(|(job, _)| *job).collect();
+        for job in jobs {
+            self.jobs.remove(&job);
+            self.outputs.push_back(Output::Cancel(job));
+        }
+        self.outputs.push_back(Output::Destroyed(instance));
+    }
+}
+
+impl Session {
+    /// When something happens to the session if nothing is heard.
+    fn deadline(&self) -> Option<Duration> {
+        match self.detached {
+            Some(since) => Some(since + self.life),
+            None => (!self.keepalive.is_zero()).then(|| self.heard + self.keepalive + GRACE),
+        }
+    }
+}
+
+/// What a control command is answered with: status, reply, body.
+type Answer = (Status, Reply, Vec<u8>);
+
+/// A refusal that needs no more words.
+fn refusal(status: Status) -> Answer {
+    (status, Reply::Nothing, Vec::new())
+}
+
+/// Whether a request may come by a control queue.
+fn is_control(request: &Request) -> bool {
+    !matches!(request.opcode(), Opcode::Vq | Opcode::Vqx | Opcode::VqKeyedEagerBuf | Opcode::Connect)
+}

@@ -106,22 +106,27 @@ fn setup_script(lab: &LabHost, options: &LabOptions) -> Result<String> {
     let modules = quoted(&lab.kernel.modules().to_string_lossy())?;
     script += &format!("ln -s {modules} /host/lib/modules/{}\n", quoted(&lab.kernel.release)?);
     for (index, path) in options.writable.iter().enumerate() {
-        let (tag, target) = (share_tag(index), quoted(&format!("/host{}", path.display()))?);
-        match path.file_name().filter(|_| path.is_file()) {
-            None => script += &format!("share {tag} {target} cache=none\n"),
-            // Only directories can be shared, so a file is lent out of its directory.
-            Some(name) => {
-                let file = quoted(&format!("/{tag}/{}", name.to_string_lossy()))?;
-                script += &format!("mkdir /{tag}\nshare {tag} /{tag} cache=none\n");
-                script += &format!("mount --bind {file} {target} || fail \"Cannot lend \"{file}\n");
-            }
-        }
+        script += &share_lines(index, path)?;
     }
     for module in &options.modules {
         let module = quoted(module)?;
         script += &format!("modprobe {module} || fail \"Cannot load the module \"{module}\n");
     }
     Ok(script)
+}
+
+/// Makes the n-th writable path itself in the lab.
+fn share_lines(index: usize, path: &Path) -> Result<String> {
+    let (tag, target) = (share_tag(index), quoted(&format!("/host{}", path.display()))?);
+    let Some(name) = path.file_name().filter(|_| path.is_file()) else {
+        return Ok(format!("share {tag} {target} cache=none\n"));
+    };
+    // Only directories can be shared, so a file is lent out of its directory.
+    let file = quoted(&format!("/{tag}/{}", name.to_string_lossy()))?;
+    Ok(format!(
+        "mkdir /{tag}\nshare {tag} /{tag} cache=none\n\
+         mount --bind {file} {target} || fail \"Cannot lend \"{file}\n"
+    ))
 }
 
 fn job_script(cache: &Cache, command: &[String], options: &LabOptions) -> Result<String> {
@@ -172,6 +177,21 @@ mod tests {
             std::process::Command::new("sh").arg("-c").arg(&words).current_dir(&dir).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "a b|it's|$HOME||");
         assert!(quoted("a\0b").is_err());
+    }
+
+    #[test]
+    fn of_a_writable_file_the_lab_gets_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dir, file) = (dir.path(), dir.path().join("a disk.img"));
+        fs::write(&file, "content").unwrap();
+        let (whole, lent) = (share_lines(0, dir).unwrap(), share_lines(1, &file).unwrap());
+        assert_eq!(whole, format!("share writable0 /host{} cache=none\n", dir.display()));
+        assert!(lent.contains("share writable1 /writable1 cache=none\n"), "{lent}");
+        assert!(
+            lent.contains(&format!("mount --bind '/writable1/a disk.img' '/host{}'", file.display())),
+            "{lent}"
+        );
+        assert_eq!((shared_directory(dir), shared_directory(&file)), (dir, dir));
     }
 
     #[test]

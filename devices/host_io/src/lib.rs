@@ -28,6 +28,7 @@ mod backlog;
 pub mod capture;
 pub mod clock;
 pub mod event;
+mod forward;
 mod frame;
 pub mod guard;
 mod headers;

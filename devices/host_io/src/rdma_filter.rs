@@ -1,12 +1,12 @@
 //! Keeps a network interface out of the UDP port that the RDMA device beside it owns.
 
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use device_model::net::Link;
 use etherparse::LaxSlicedPacket;
 
+use crate::forward::forward_to_inner;
 use crate::frame;
 use crate::headers::{HEAD, is_hidden, udp_destination};
 
@@ -56,21 +56,7 @@ impl<L: Link> Link for RdmaFilter<L> {
         self.inner.send(parts)
     }
 
-    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        self.inner.recv(buf)
-    }
-
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readable_fd()
-    }
-
-    fn mtu(&self) -> u16 {
-        self.inner.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    forward_to_inner!(recv, readable_fd, mtu, is_up);
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! A link whose frames are recorded.
 
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device_model::net::Link;
 
 use super::file::{CaptureFile, Direction, InterfaceId};
+use crate::forward::forward_to_inner;
 
 /// Records what passes over `L`.
 ///
@@ -41,15 +41,5 @@ impl<L: Link> Link for Capture<L> {
         Ok(received)
     }
 
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readable_fd()
-    }
-
-    fn mtu(&self) -> u16 {
-        self.inner.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    forward_to_inner!(readable_fd, mtu, is_up);
 }

@@ -1,12 +1,12 @@
 //! A link that sends only what its policy allows.
 
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use device_model::net::Link;
 
 use super::policy::{AddressPolicy, Violation};
+use crate::forward::forward_to_inner;
 use crate::frame;
 use crate::headers::HEAD;
 
@@ -58,19 +58,5 @@ impl<L: Link> Link for Guard<L> {
         }
     }
 
-    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        self.inner.recv(buf)
-    }
-
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readable_fd()
-    }
-
-    fn mtu(&self) -> u16 {
-        self.inner.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    forward_to_inner!(recv, readable_fd, mtu, is_up);
 }

@@ -13,6 +13,7 @@ use super::channel::{Channel, ChannelCounters};
 use super::spec::Impairment;
 use crate::clock::MonotonicClock;
 use crate::event::Timer;
+use crate::forward::forward_to_inner;
 
 /// Seed of the receiving direction, relative to that of the sending one.
 const INWARD_SEED: u64 = 0x5bd1_e995;
@@ -141,13 +142,7 @@ impl<L: Link> Link for Impair<L> {
         self.poll.as_ref().map(AsFd::as_fd)
     }
 
-    fn mtu(&self) -> u16 {
-        self.inner.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    forward_to_inner!(mtu, is_up);
 }
 
 fn poll_of(inner: BorrowedFd<'_>, timer: &Timer) -> io::Result<OwnedFd> {

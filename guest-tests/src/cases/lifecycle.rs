@@ -11,7 +11,7 @@ use crate::suite::{Case, Outcome, Stand};
 /// How long a guest may take to restart.
 const REBOOT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Runs long enough to be interrupted, in seconds.
-const LOAD: &str = "-D 60 -F -u 18";
+const LOAD: &str = "-D 20 -F -u 18";
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -102,7 +102,7 @@ fn kexec_under_load(stand: &mut Stand<'_>) -> Result<()> {
     still_works(stand)
 }
 
-/// Starts a bandwidth test that would run for a minute: the server's job in a, then the client's in b.
+/// Starts a bandwidth test that would run for a while: the server's job in a, then the client's in b.
 fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
     let (a, b) = (stand.a(), stand.b());
     let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);

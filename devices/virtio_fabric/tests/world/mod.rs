@@ -135,8 +135,11 @@ impl World {
         (data, if in_length == 0 { Vec::new() } else { vec![seed ^ 0x55] })
     }
 
-    fn drain_outputs(&mut self) {
+    /// Does what the engines want; says whether there was anything.
+    fn drain_outputs(&mut self) -> bool {
+        let mut any = false;
         while let Some(output) = self.initiator.poll() {
+            any = true;
             match output {
                 initiator::Output::Open(conn, to) => {
                     self.redirected = to;
@@ -168,8 +171,10 @@ impl World {
             }
         }
         while let Some(output) = self.target.poll() {
+            any = true;
             self.target_output(output);
         }
+        any
     }
 
     fn target_output(&mut self, output: target::Output) {
@@ -249,7 +254,9 @@ impl World {
     /// Does all that can be done without time passing.
     pub fn settle(&mut self) {
         for _ in 0..100_000 {
-            self.drain_outputs();
+            if self.drain_outputs() {
+                continue;
+            }
             let due = self.jobs.iter().position(|(at, ..)| *at <= self.now);
             if let Some(at) = due {
                 let (_, job, done) = self.jobs.remove(at);
@@ -269,7 +276,7 @@ impl World {
             let jobs = self.jobs.iter().map(|(at, ..)| *at);
             let deadlines = self.initiator.deadline().into_iter().chain(self.target.deadline());
             let next = jobs.chain(deadlines).min().unwrap_or(end);
-            if next > end {
+            if next > end || (next == end && self.now == end) {
                 self.now = end;
                 return;
             }

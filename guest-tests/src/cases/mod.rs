@@ -5,6 +5,7 @@ mod capture;
 mod debian;
 mod device;
 mod disk;
+mod inspect;
 mod interrupts;
 mod lifecycle;
 mod memory;
@@ -28,6 +29,7 @@ pub fn stages() -> Vec<Stage> {
         boot::cases(),
         network::cases(),
         device::cases(),
+        inspect::cases(),
         programs::cases(),
         verifier::cases(),
         capture::cases(),

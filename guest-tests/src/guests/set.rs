@@ -219,6 +219,11 @@ impl Guests {
         self.directory.path().join(format!("{}.eth{nic}.pcapng", guest.address()))
     }
 
+    /// Socket at which a guest's VMM can be asked.
+    pub fn api_socket(&self, guest: &Guest) -> PathBuf {
+        self.directory.path().join(format!("{}.api", guest.address()))
+    }
+
     /// Keeps consoles, logs and captures when the guests end, because something failed.
     pub fn keep(&self) {
         self.keep.store(true, Ordering::Relaxed);

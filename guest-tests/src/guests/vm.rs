@@ -36,6 +36,11 @@ impl Files<'_> {
         self.path(".control")
     }
 
+    /// Socket at which its VMM can be asked.
+    pub fn api(&self) -> String {
+        self.path(".api")
+    }
+
     /// What the VMM itself says.
     pub fn log(&self) -> String {
         self.path(".log")
@@ -62,6 +67,7 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     flag("--memory", format!("size={}M{huge_pages}", options.memory_mib));
     flag("--serial", format!("num=1,type=file,path={}", files.console()));
     flag("--serial", format!("num=2,type=socket,path={}", files.control()));
+    flag("--api-socket", files.api());
     flag("--on-reboot", if options.may_reboot { "reset" } else { "exit" }.into());
     for nic in 0..options.nics {
         flag("--net", net(options, files, nic));
@@ -132,6 +138,7 @@ mod tests {
         let text = arguments.join(" ");
         assert!(text.starts_with("run --kernel /k --initramfs /t/initramfs "));
         assert!(text.contains("--serial num=2,type=socket,path=/t/a.control"));
+        assert!(text.contains("--api-socket /t/a.api"));
         assert!(text.contains("verbena.host=a verbena.ip=eth0=10.0.0.1/24,eth1=10.0.1.1/24"));
         assert!(text.contains(
             "--net id=eth0,mac=02:00:00:00:00:01,link=switch:/t/switch,mtu=9000,capture=/t/a.eth0.pcapng"

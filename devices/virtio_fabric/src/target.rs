@@ -17,7 +17,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::wire::{
-    Command, Completion, Event, Features, HEADER, Name, Opcode, Redirect, Reply, Request, Status,
+    CONNECT_BODY, Command, Completion, Event, Features, HEADER, Name, Opcode, Redirect, Reply, Request,
+    Status,
 };
 use crate::{ConnId, GRACE};
 use session::{Queue, Session};
@@ -165,9 +166,12 @@ impl Target {
         self.outputs.pop_front()
     }
 
-    /// Bytes of the longest message that an initiator may send.
-    pub fn max_message(&self) -> usize {
-        HEADER + (self.config.max_xfer as usize).max(1024)
+    /// How many bytes follow a header on a stream without frames. `None`: more than any message has, so the connection
+    /// is to be ended. A header that cannot be understood has none; [`Target::message`] answers it.
+    pub fn body_bytes(&self, header: &[u8; HEADER]) -> Option<u64> {
+        let bytes = Command::parse(header).map_or(0, |command| command.request.stream_body());
+        let most = u64::from(self.config.max_xfer).max(CONNECT_BODY as u64);
+        Some(bytes).filter(|bytes| *bytes <= most)
     }
 
     /// A connection came in. `session_id` is random and used if it makes a session.

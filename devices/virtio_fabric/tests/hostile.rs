@@ -96,7 +96,11 @@ proptest! {
                     let flags = if resume { ConnectFlags::RESUME } else { ConnectFlags::empty() };
                     target.message(ConnId(conn), &connect(instance, vq, flags, (conn / 2) as u8, epoch), now);
                 }
-                Act::Message(conn, message) => target.message(ConnId(conn), &message, now),
+                Act::Message(conn, message) => {
+                    let header = message.first_chunk().unwrap();
+                    prop_assert!(target.body_bytes(header).is_none_or(|bytes| bytes <= 4096));
+                    target.message(ConnId(conn), &message, now);
+                }
                 Act::Lose(conn) => target.lost(ConnId(conn), now),
                 Act::Pass(ms) => {
                     now += Duration::from_millis(ms);
@@ -145,6 +149,8 @@ proptest! {
             // Whichever connections are the control queue's and the first virtqueue's by now.
             for conn in 0..8 {
                 if (conn % 3 == 0) == control {
+                    let body = world.initiator.body_bytes(ConnId(conn), bytes.first_chunk().unwrap());
+                    prop_assert!(body.is_none_or(|bytes| bytes <= 4096));
                     world.initiator.message(ConnId(conn), &bytes, world.now);
                 }
             }

@@ -48,7 +48,7 @@ pub(super) struct Current {
 }
 
 impl Op {
-    fn request(&self, driver_features: u64) -> Request {
+    pub fn request(&self, driver_features: u64) -> Request {
         let extended = |opcode, arg0, arg1| Request::Control { opcode, body: 0, arg0, arg1 };
         match *self {
             Op::Connect => Request::Connect {

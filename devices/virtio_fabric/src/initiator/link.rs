@@ -6,8 +6,10 @@ use super::control::{Current, Op};
 use super::queue::Link;
 use super::{Initiator, Output, Phase};
 use crate::ConnId;
-use crate::wire::{Command, Features, Opcode, Request, Status};
+use crate::wire::{Command, Completion, Event, Features, HEADER, Opcode, Request, Status};
 
+/// Most bytes of a body on a control queue.
+const MAX_CONTROL_BODY: u64 = 4096;
 /// Longest pause between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -47,6 +49,27 @@ impl Initiator {
             Err(Some(vq)) => self.lose_queue(vq, now),
             Ok(()) => {}
         }
+    }
+
+    /// How many bytes follow a header on a stream without frames. `None`: more than any message has that belongs here,
+    /// so the connection is to be ended.
+    pub fn body_bytes(&self, conn: ConnId, header: &[u8; HEADER]) -> Option<u64> {
+        let (opcode, most) = if self.control == Some(conn) {
+            if let Ok(event) = Event::parse(header) {
+                return Some(event.stream_body()).filter(|bytes| *bytes <= MAX_CONTROL_BODY);
+            }
+            (self.current.as_ref()?.op.request(0).opcode(), MAX_CONTROL_BODY)
+        } else {
+            let queue = &self.queues[usize::from(self.queue_of(conn)?)];
+            let most = queue.longest_answer();
+            match queue.link {
+                Link::Up(_) if self.granted?.reply.is_some() => (Opcode::Vqx, most),
+                Link::Up(_) => (Opcode::Vq, most),
+                _ => (Opcode::Connect, MAX_CONTROL_BODY),
+            }
+        };
+        let completion = Completion::parse(opcode, header).ok()?;
+        Some(completion.stream_body()).filter(|bytes| *bytes <= most)
     }
 
     fn queue_of(&self, conn: ConnId) -> Option<u16> {

@@ -69,6 +69,12 @@ impl Queue {
         self.slots.len() - self.free.len()
     }
 
+    /// Most writable bytes that a buffer in flight has.
+    pub fn longest_answer(&self) -> u64 {
+        let buffers = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
+        buffers.map(|buffer| buffer.in_length.into()).max().unwrap_or(0)
+    }
+
     pub fn id_of(&self, token: Token) -> Option<u16> {
         let is_it = |slot: &Slot| slot.buffer.as_ref().is_some_and(|buffer| buffer.token == token);
         self.slots.iter().position(is_it).map(|id| id as u16)

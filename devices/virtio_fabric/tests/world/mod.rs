@@ -228,9 +228,15 @@ impl World {
         }
         let conn = self.conns.get_mut(&id).unwrap();
         match conn.to_target.pop_front() {
-            Some(bytes) => self.target.message(id, &bytes, self.now),
+            Some(bytes) => {
+                let (header, body) = bytes.split_first_chunk().unwrap();
+                assert_eq!(self.target.body_bytes(header), Some(body.len() as u64));
+                self.target.message(id, &bytes, self.now);
+            }
             None => {
                 let bytes = conn.to_initiator.pop_front().unwrap();
+                let (header, body) = bytes.split_first_chunk().unwrap();
+                assert_eq!(self.initiator.body_bytes(id, header), Some(body.len() as u64));
                 self.initiator.message(id, &bytes, self.now);
             }
         }

@@ -37,7 +37,8 @@ const NEEDED: [Needed; 5] = [
     },
     Needed {
         name: "rdma_ucm",
-        option: "CONFIG_INFINIBAND_ADDR_TRANS",
+        // CONFIG_INFINIBAND_ADDR_TRANS adds it, but only says whether; this one says as what.
+        option: "CONFIG_INFINIBAND_USER_ACCESS",
         consequence: "programs cannot use rdma_cm: /dev/infiniband/rdma_cm is missing",
     },
 ];
@@ -213,6 +214,14 @@ mod tests {
         assert_eq!(ubuntu.level, Level::Problem);
         assert!(ubuntu.remedy.contains("linux-modules-extra"), "{ubuntu}");
         assert_eq!(with("CONFIG_INFINIBAND_VMWARE_PVRDMA=y\n").level, Level::Good);
+    }
+
+    #[test]
+    fn module_is_not_taken_for_built_in_because_of_an_option_that_is_yes_or_no() {
+        let config = "CONFIG_INFINIBAND_USER_ACCESS=m\nCONFIG_INFINIBAND_ADDR_TRANS=y\n";
+        let findings = check(&root(&[("lib/modules/6.1/vmxnet3.ko", ""), ("boot/config-6.1", config)]));
+        let rdma_ucm = &findings[4];
+        assert_eq!((rdma_ucm.subject.as_str(), rdma_ucm.level), ("Guest module rdma_ucm", Level::Problem));
     }
 
     #[test]

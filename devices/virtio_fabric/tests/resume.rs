@@ -52,7 +52,7 @@ fn messages() -> usize {
 fn one_loss_at_every_boundary() {
     let count = messages();
     let mut resumed = 0;
-    for how in [Break::Both, Break::Initiator, Break::All] {
+    for how in [Break::Both, Break::Initiator, Break::Target, Break::All] {
         for at in 0..count {
             let mut world = World::new(initiator_config(), target_config());
             world.breaks = vec![(at, how)];
@@ -61,7 +61,7 @@ fn one_loss_at_every_boundary() {
             resumed += usize::from(world.events.contains(&Output::Resumed));
         }
     }
-    assert!(resumed > count, "Only {resumed} of {} runs resumed a session", 3 * count);
+    assert!(resumed > count, "Only {resumed} of {} runs resumed a session", 4 * count);
 }
 
 #[test]
@@ -95,4 +95,21 @@ fn reads_that_are_not_kept_are_repeated() {
         repeated += world.executed.values().filter(|times| **times > 1).count();
     }
     assert!(repeated > 0);
+}
+
+/// Command ids are used more often than their turns have values, while connections are lost all the time.
+#[test]
+fn turns_wrap() {
+    let mut world = World::new(initiator_config(), target_config());
+    world.breaks = (1..200).map(|n| (n * 61, [Break::Both, Break::Initiator, Break::All][n % 3])).collect();
+    world.initiator.start(world.now);
+    let mut tokens = Vec::new();
+    for number in 0..4000 {
+        tokens.push((world.submit(number as u16 % 2, number, 40, 1), number, 1));
+        if number % 40 == 39 {
+            world.run(Duration::from_secs(60));
+        }
+    }
+    check(&world, &tokens, |_| true);
+    assert!(world.events.iter().filter(|event| **event == Output::Resumed).count() > 20);
 }

@@ -70,6 +70,8 @@ pub enum Break {
     Both,
     /// Only the initiator notices; the target goes on believing.
     Initiator,
+    /// Only the target notices; the initiator must find out by itself.
+    Target,
     /// All connections, and both sides notice.
     All,
 }
@@ -79,7 +81,7 @@ pub enum Break {
 struct Conn {
     to_target: VecDeque<Vec<u8>>,
     to_initiator: VecDeque<Vec<u8>>,
-    /// Broken: whether each side still believes in it.
+    /// One side still believes in it; nothing that is sent arrives.
     broken: bool,
 }
 
@@ -104,7 +106,7 @@ pub struct World {
     /// Whether the device says that reads may be repeated.
     pub repeatable_reads: bool,
     pub redirected: Option<Redirect>,
-    sessions: u8,
+    sessions: u128,
 }
 
 impl World {
@@ -145,7 +147,7 @@ impl World {
                     self.redirected = to;
                     self.conns.insert(conn, Conn::default());
                     self.sessions += 1;
-                    self.target.accepted(conn, [self.sessions; 16], self.now);
+                    self.target.accepted(conn, self.sessions.to_le_bytes(), self.now);
                     self.initiator.connected(conn, self.now);
                 }
                 initiator::Output::Send(conn, bytes) => {
@@ -246,14 +248,18 @@ impl World {
     fn break_connection(&mut self, id: ConnId, how: Break) {
         let ids = if how == Break::All { self.conns.keys().copied().collect() } else { vec![id] };
         for id in ids {
-            if how == Break::Initiator {
+            if matches!(how, Break::Initiator | Break::Target) {
                 let conn = self.conns.get_mut(&id).unwrap();
                 *conn = Conn { broken: true, ..Conn::default() };
             } else {
                 self.conns.remove(&id);
+            }
+            if how != Break::Initiator {
                 self.target.lost(id, self.now);
             }
-            self.initiator.lost(id, self.now);
+            if how != Break::Target {
+                self.initiator.lost(id, self.now);
+            }
         }
     }
 

@@ -48,6 +48,13 @@ pub fn run(setup: &Setup, stages: Vec<Stage>, only: &[String]) -> Result<bool> {
 }
 
 fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
+    if setup.way != Way::Direct
+        && let Some(reason) = stage.not_in_lab
+    {
+        let skipped = Ok(Outcome::Skipped(reason.to_owned()));
+        stage.cases.iter().for_each(|case| report(&case.name, Duration::ZERO, &skipped, score));
+        return Ok(());
+    }
     let scratch =
         tempfile::Builder::new().prefix("verbena-suite-").tempdir().context("Cannot make scratch files")?;
     let options = (stage.options)(setup, scratch.path())

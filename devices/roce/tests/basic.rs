@@ -12,15 +12,9 @@ use verbs::{
 
 const OK: WcStatus = WcStatus::Success;
 
-fn connected(how: Connection) -> World {
-    let mut world = World::new();
-    world.connect(1, how);
-    world
-}
-
 #[test]
 fn send_arrives_with_its_length_and_immediate_data() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     let data: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8).collect();
     world.nodes[0].write(HEAP, &data);
     world.nodes[1].recv(1, 10, HEAP + 0x1_0000, 8192);
@@ -40,7 +34,7 @@ fn send_arrives_with_its_length_and_immediate_data() {
 #[test]
 fn write_then_read_brings_the_same_bytes_back() {
     for gid_index in [0, 1] {
-        let mut world = connected(Connection { gid_index, ..Connection::default() });
+        let mut world = World::connected(Connection { gid_index, ..Connection::default() });
         let data: Vec<u8> = (0..100_000u32).map(|i| (i % 253) as u8).collect();
         world.nodes[0].write(HEAP, &data);
         let (addr, rkey) = (va(HEAP + 0x10_0001), world.nodes[1].keys.rkey);
@@ -56,7 +50,7 @@ fn write_then_read_brings_the_same_bytes_back() {
 
 #[test]
 fn atomics_return_the_old_value_and_leave_the_new_one() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     let word = HEAP + 0x1000;
     world.nodes[1].write(word, &7u64.to_le_bytes());
     let (addr, rkey) = (va(word), world.nodes[1].keys.rkey);
@@ -121,7 +115,7 @@ fn queue_pair_connected_to_itself_works_without_the_link() {
 
 #[test]
 fn reset_forgets_all_objects_and_answers_nobody() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     world.nodes[1].recv(1, 10, HEAP, 100);
     world.nodes[0].send(1, 20, SEND, HEAP, 100);
     let gid = world.nodes[1].gids()[0];

@@ -13,16 +13,6 @@ use verbs::{AsyncEvent, Mtu, Provider, QpId, QpState, SendFlags, SendOp, WcStatu
 const OK: WcStatus = WcStatus::Success;
 const TARGET: u64 = HEAP + 0x10_0000;
 
-fn connected(how: Connection) -> World {
-    let mut world = World::new();
-    world.connect(1, how);
-    world
-}
-
-fn write_op(world: &World) -> SendOp {
-    SendOp::Write { addr: va(TARGET), rkey: world.nodes[1].keys.rkey, imm: None }
-}
-
 /// A wire that carries nothing.
 fn cut(world: &mut World) {
     world.hooks.push(Box::new(|_, _| vec![]));
@@ -31,10 +21,10 @@ fn cut(world: &mut World) {
 #[test]
 fn transport_retries_are_as_many_as_asked_for_and_seven_is_seven() {
     for retry_cnt in [0, 1, 6, 7] {
-        let mut world = connected(Connection { retry_cnt, ..Connection::default() });
+        let mut world = World::connected(Connection { retry_cnt, ..Connection::default() });
         cut(&mut world);
         let start = world.now;
-        let op = write_op(&world);
+        let op = world.write_op(TARGET);
         world.nodes[0].send(1, 1, op, HEAP, 10);
         world.run();
         assert_eq!(statuses(&world.nodes[0].completions()), [(1, WcStatus::RetryExcErr)]);
@@ -51,14 +41,14 @@ fn transport_retries_are_as_many_as_asked_for_and_seven_is_seven() {
 fn loss_that_nothing_shows_is_repaired_long_before_a_long_timeout() {
     // Time-out 19 is 2.1 s, as connection managers choose it.
     for lose in [|pdu: &Pdu| matches!(pdu, Pdu::Ack(_)), |pdu: &Pdu| matches!(pdu, Pdu::Write { .. })] {
-        let mut world = connected(Connection { timeout: 19, retry_cnt: 0, ..Connection::default() });
+        let mut world = World::connected(Connection { timeout: 19, retry_cnt: 0, ..Connection::default() });
         let mut left = 3;
         world.hooks.push(Box::new(move |_, frame| {
             let drop = left > 0 && lose(&edit::packet(&frame).pdu);
             left -= i32::from(drop);
             if drop { vec![] } else { vec![frame] }
         }));
-        let (start, op) = (world.now, write_op(&world));
+        let (start, op) = (world.now, world.write_op(TARGET));
         world.nodes[0].send(1, 1, op, HEAP, 3000);
         world.run();
         assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
@@ -71,8 +61,8 @@ fn loss_that_nothing_shows_is_repaired_long_before_a_long_timeout() {
 
 #[test]
 fn probe_of_a_peer_that_is_merely_slow_costs_one_packet() {
-    let mut world = connected(Connection { timeout: 14, ..Connection::default() });
-    let op = write_op(&world);
+    let mut world = World::connected(Connection { timeout: 14, ..Connection::default() });
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op, HEAP, 100_000);
     // The peer does nothing for 25 ms, then takes everything at once.
     world.stall(1, Duration::from_millis(25));
@@ -84,9 +74,9 @@ fn probe_of_a_peer_that_is_merely_slow_costs_one_packet() {
 
 #[test]
 fn timeout_zero_waits_for_ever() {
-    let mut world = connected(Connection { timeout: 0, ..Connection::default() });
+    let mut world = World::connected(Connection { timeout: 0, ..Connection::default() });
     cut(&mut world);
-    let op = write_op(&world);
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op, HEAP, 10);
     world.run();
     assert_eq!(world.nodes[0].completions(), []);
@@ -95,7 +85,7 @@ fn timeout_zero_waits_for_ever() {
 
 #[test]
 fn progress_restores_all_retries() {
-    let mut world = connected(Connection { retry_cnt: 2, ..Connection::default() });
+    let mut world = World::connected(Connection { retry_cnt: 2, ..Connection::default() });
     // Two of three frames of the sender are lost, again and again.
     let mut count = 0;
     world.hooks.push(Box::new(move |from, frame| {
@@ -103,7 +93,7 @@ fn progress_restores_all_retries() {
         if from == 0 && count % 3 != 0 { vec![] } else { vec![frame] }
     }));
     for i in 0..10 {
-        let op = write_op(&world);
+        let op = world.write_op(TARGET);
         world.nodes[0].send(1, i, op, HEAP, 10);
         world.run();
     }
@@ -114,7 +104,8 @@ fn progress_restores_all_retries() {
 #[test]
 fn rnr_retries_are_as_many_as_asked_for() {
     for rnr_retry in [0, 1, 6] {
-        let mut world = connected(Connection { rnr_retry, min_rnr_timer: 20, ..Connection::default() });
+        let mut world =
+            World::connected(Connection { rnr_retry, min_rnr_timer: 20, ..Connection::default() });
         let start = world.now;
         world.nodes[0].send(1, 1, SEND, HEAP, 10);
         world.run();
@@ -129,7 +120,7 @@ fn rnr_retries_are_as_many_as_asked_for() {
 
 #[test]
 fn rnr_retry_seven_waits_for_ever_and_then_delivers() {
-    let mut world = connected(Connection { rnr_retry: 7, min_rnr_timer: 31, ..Connection::default() });
+    let mut world = World::connected(Connection { rnr_retry: 7, min_rnr_timer: 31, ..Connection::default() });
     world.nodes[0].write(HEAP, &[5; 3000]);
     world.nodes[0].send(1, 1, SEND, HEAP, 3000);
     world.run_for(Duration::from_secs(30));
@@ -142,7 +133,7 @@ fn rnr_retry_seven_waits_for_ever_and_then_delivers() {
 
 #[test]
 fn waiting_for_receives_costs_no_transport_retry() {
-    let mut world = connected(Connection { retry_cnt: 0, min_rnr_timer: 31, ..Connection::default() });
+    let mut world = World::connected(Connection { retry_cnt: 0, min_rnr_timer: 31, ..Connection::default() });
     for wr_id in 0..4 {
         world.nodes[0].send(1, wr_id, SEND, HEAP, 3000);
     }
@@ -157,7 +148,7 @@ fn waiting_for_receives_costs_no_transport_retry() {
 
 #[test]
 fn progress_restores_all_rnr_retries() {
-    let mut world = connected(Connection { rnr_retry: 1, min_rnr_timer: 20, ..Connection::default() });
+    let mut world = World::connected(Connection { rnr_retry: 1, min_rnr_timer: 20, ..Connection::default() });
     for wr_id in 0..10 {
         world.nodes[0].send(1, wr_id, SEND, HEAP, 3000);
         // One NAK at once, one after 10.24 ms that would be the last straw.
@@ -171,7 +162,7 @@ fn progress_restores_all_rnr_retries() {
 
 #[test]
 fn write_with_immediate_waits_for_a_receive_without_losing_its_data() {
-    let mut world = connected(Connection { mtu: Mtu::B256, ..Connection::default() });
+    let mut world = World::connected(Connection { mtu: Mtu::B256, ..Connection::default() });
     world.nodes[0].write(HEAP, &[5; 3000]);
     let op = SendOp::Write { addr: va(TARGET), rkey: world.nodes[1].keys.rkey, imm: Some([9; 4]) };
     world.nodes[0].send(1, 1, op, HEAP, 3000);
@@ -188,11 +179,11 @@ fn write_with_immediate_waits_for_a_receive_without_losing_its_data() {
 #[test]
 fn fenced_request_leaves_after_the_data_of_earlier_reads_has_come() {
     for fence in [false, true] {
-        let mut world = connected(Connection::default());
+        let mut world = World::connected(Connection::default());
         world.recording = Some(vec![]);
         let read = SendOp::Read { addr: va(TARGET), rkey: world.nodes[1].keys.rkey };
         world.nodes[0].send(1, 1, read, HEAP, 5000);
-        let op = write_op(&world);
+        let op = world.write_op(TARGET);
         let mut wr = world.nodes[0].wr(2, op, HEAP, 10);
         wr.flags.set(SendFlags::FENCE, fence);
         world.nodes[0].post(1, wr);
@@ -209,7 +200,7 @@ fn fenced_request_leaves_after_the_data_of_earlier_reads_has_come() {
 #[test]
 fn no_more_reads_are_outstanding_than_agreed() {
     for rd_atomic in [1u8, 3] {
-        let mut world = connected(Connection { rd_atomic, ..Connection::default() });
+        let mut world = World::connected(Connection { rd_atomic, ..Connection::default() });
         world.recording = Some(vec![]);
         for i in 0..10 {
             let op = SendOp::Read { addr: va(TARGET), rkey: world.nodes[1].keys.rkey };
@@ -251,7 +242,7 @@ fn responder_refuses_more_reads_than_agreed() {
 
 #[test]
 fn lost_part_of_a_read_is_asked_for_from_the_missing_packet_on() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     world.recording = Some(vec![]);
     let mut lost = false;
     world.hooks.push(Box::new(move |_, frame| {
@@ -284,10 +275,10 @@ fn lost_part_of_a_read_is_asked_for_from_the_missing_packet_on() {
 
 #[test]
 fn one_acknowledgement_may_cover_many_messages() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     world.recording = Some(vec![]);
     for i in 0..50 {
-        let op = write_op(&world);
+        let op = world.write_op(TARGET);
         world.nodes[0].send(1, i, op, HEAP, 64);
     }
     world.run();
@@ -319,10 +310,10 @@ fn first_message_to_a_queue_pair_that_only_receives_is_reported_once() {
 
 #[test]
 fn full_link_delays_frames_and_loses_none() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     *world.nodes[0].link.room.lock().unwrap() = 3;
     world.nodes[0].write(HEAP, &[5; 200_000]);
-    let op = write_op(&world);
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op, HEAP, 200_000);
     world.run();
     assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
@@ -334,8 +325,8 @@ fn full_link_delays_frames_and_loses_none() {
 
 #[test]
 fn idle_device_has_no_deadline() {
-    let mut world = connected(Connection::default());
-    let op = write_op(&world);
+    let mut world = World::connected(Connection::default());
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op, HEAP, 10);
     world.run();
     for node in &mut world.nodes {

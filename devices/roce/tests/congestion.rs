@@ -15,9 +15,7 @@ const TARGET: u64 = HEAP + 0x100_0000;
 const LEN: u32 = 8 << 20;
 
 fn connected(gid_index: u8) -> World {
-    let mut world = World::new();
-    world.connect(1, Connection { gid_index, ..Connection::default() });
-    world
+    World::connected(Connection { gid_index, ..Connection::default() })
 }
 
 /// Marks all that node 0 sends and that may be marked.

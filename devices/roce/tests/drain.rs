@@ -16,16 +16,6 @@ const OK: WcStatus = WcStatus::Success;
 const TARGET: u64 = HEAP + 0x10_0000;
 const DRAINED: AsyncEvent = AsyncEvent::SqDrained(QpId(1));
 
-fn connected(how: Connection) -> World {
-    let mut world = World::new();
-    world.connect(1, how);
-    world
-}
-
-fn write_op(world: &World) -> SendOp {
-    SendOp::Write { addr: va(TARGET), rkey: world.nodes[1].keys.rkey, imm: None }
-}
-
 /// Starts to drain node 0's queue, and wants to hear when it is.
 fn drain(world: &mut World) {
     let attr = QpAttr { state: QpState::Sqd, sqd_async_notify: true, ..QpAttr::default() };
@@ -38,8 +28,8 @@ fn draining(world: &World) -> bool {
 
 #[test]
 fn drained_queue_is_reported_once_and_starts_nothing_new() {
-    let mut world = connected(Connection { mtu: Mtu::B256, ..Connection::default() });
-    let op = write_op(&world);
+    let mut world = World::connected(Connection { mtu: Mtu::B256, ..Connection::default() });
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op.clone(), HEAP, 1 << 20);
     world.run_for(Duration::from_micros(7));
     drain(&mut world);
@@ -58,7 +48,7 @@ fn drained_queue_is_reported_once_and_starts_nothing_new() {
 
 #[test]
 fn empty_queue_is_drained_at_once() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     drain(&mut world);
     assert_eq!(world.nodes[0].async_events(), [DRAINED]);
     assert!(!draining(&world));
@@ -66,8 +56,8 @@ fn empty_queue_is_drained_at_once() {
 
 #[test]
 fn drained_is_said_only_to_who_asked_and_still_waits() {
-    let mut world = connected(Connection { mtu: Mtu::B256, ..Connection::default() });
-    let op = write_op(&world);
+    let mut world = World::connected(Connection { mtu: Mtu::B256, ..Connection::default() });
+    let op = world.write_op(TARGET);
     world.nodes[0].send(1, 1, op.clone(), HEAP, 1 << 20);
     world.run_for(Duration::from_micros(7));
     world.set_state(0, 1, QpState::Sqd).unwrap();
@@ -91,8 +81,8 @@ fn drained_is_said_only_to_who_asked_and_still_waits() {
 
 #[test]
 fn queue_is_drained_when_unsignalled_requests_reads_and_lost_packets_are_done() {
-    let mut world = connected(Connection::default());
-    let (op, rkey) = (write_op(&world), world.nodes[1].keys.rkey);
+    let mut world = World::connected(Connection::default());
+    let (op, rkey) = (world.write_op(TARGET), world.nodes[1].keys.rkey);
     let mut lost = 3;
     world.hooks.push(Box::new(move |_, frame| {
         lost -= i32::from(lost > 0);
@@ -118,7 +108,7 @@ fn queue_is_drained_when_unsignalled_requests_reads_and_lost_packets_are_done() 
 
 #[test]
 fn send_that_finds_no_receive_keeps_the_queue_from_being_drained() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     world.nodes[0].send(1, 1, SEND, HEAP, 10);
     world.run_for(Duration::from_millis(3));
     drain(&mut world);
@@ -133,7 +123,7 @@ fn send_that_finds_no_receive_keeps_the_queue_from_being_drained() {
 
 #[test]
 fn drained_queue_pair_still_answers_its_peer() {
-    let mut world = connected(Connection::default());
+    let mut world = World::connected(Connection::default());
     drain(&mut world);
     let (addr, rkey) = (va(TARGET), world.nodes[0].keys.rkey);
     world.nodes[0].recv(1, 7, TARGET, 10);
@@ -147,8 +137,8 @@ fn drained_queue_pair_still_answers_its_peer() {
 
 #[test]
 fn retry_budget_may_be_changed_while_draining() {
-    let mut world = connected(Connection::default());
-    let op = write_op(&world);
+    let mut world = World::connected(Connection::default());
+    let op = world.write_op(TARGET);
     world.hooks.push(Box::new(|_, _| vec![]));
     world.nodes[0].send(1, 1, op, HEAP, 10);
     world.run_for(Duration::from_micros(1));

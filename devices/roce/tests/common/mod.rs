@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use device_model::time::Instant;
-use verbs::{Access, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, Qpn};
+use verbs::{Access, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, Qpn, SendOp};
 
 pub use node::Node;
 pub use wire::{Faults, Rng, WireFault};
@@ -83,6 +83,18 @@ impl World {
             stalled: None,
             recording: None,
         }
+    }
+
+    /// Two nodes with one connection, number 1.
+    pub fn connected(how: Connection) -> Self {
+        let mut world = Self::new();
+        world.connect(1, how);
+        world
+    }
+
+    /// A WRITE to `offset` of node 1's memory.
+    pub fn write_op(&self, offset: u64) -> SendOp {
+        SendOp::Write { addr: wr::va(offset), rkey: self.nodes[1].keys.rkey, imm: None }
     }
 
     /// Creates an RC queue pair with number `id` on both nodes and connects them.

@@ -92,9 +92,7 @@ impl Setup {
             Host::Lab => Way::Lab,
         };
         // All at once: who cannot install packages gets to see one line, not one after another.
-        let lab = (way == Way::Lab).then_some(Purpose::Lab);
-        let purposes = [Purpose::Programs, Purpose::Images].into_iter().chain(lab);
-        images::host::require(cache, &purposes.collect::<Vec<_>>())?;
+        images::host::require(cache, &[Purpose::Programs, Purpose::Images])?;
         let programs = Programs::build(way == Way::Direct)?;
         let stock = Image::make(cache, KernelVersion::V6_1)?;
         let newer = with_all.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -14,7 +15,16 @@ use crate::packages::Package;
 /// Age after which the archive's index is fetched again before versions are chosen.
 const INDEX_AGE: Duration = Duration::from_secs(3600);
 
-/// The archive that the host's apt sources name, seen as by a machine with nothing installed.
+/// Where apt sources of the host lie.
+const HOST_SOURCES: &str = "/etc/apt/sources.list.d";
+
+/// Signs Debian's archives.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Debian 12's archive of newer versions. Nothing is taken from it unless a closure asks for that.
+pub(crate) const BACKPORTS: &str = "bookworm-backports";
+
+/// The archive that the host's apt sources name, and its backports, seen as by a machine with nothing installed.
 pub(crate) struct Archive {
     options: Vec<String>,
 }
@@ -25,14 +35,14 @@ impl Archive {
         let _lock = cache.lock("apt")?;
         let root = cache.root().join("apt");
         let state = root.join("state");
-        for dir in ["state/lists/partial", "cache/archives/partial"].map(|dir| root.join(dir)) {
+        for dir in ["state/lists/partial", "cache/archives/partial", "sources"].map(|dir| root.join(dir)) {
             fs::create_dir_all(&dir).named("create", dir)?;
         }
         let status = state.join("status");
         fs::write(&status, "").named("write", &status)?;
         let archive = Self { options: options(&root) };
         let stamp = stamp(cache);
-        if !is_recent(&stamp) {
+        if archive.add_sources(&root.join("sources"))? || !is_recent(&stamp) {
             cache.say("fetching the package archive's index");
             // One broken source of the host's list must not stop us: what cannot be found later is reported by name.
             let _ = command::run(archive.apt("apt-get").arg("update"));
@@ -63,10 +73,11 @@ impl Archive {
         Entry::parse_all(&text).into_iter().next().ok_or_else(missing)
     }
 
-    /// `names` and everything they depend on, recommendations left out.
-    pub(crate) fn closure(&self, names: &[String]) -> Result<Vec<Package>> {
+    /// `names` and everything they depend on, recommendations left out; newest versions of `release`, if that is given.
+    pub(crate) fn closure(&self, names: &[String], release: Option<&str>) -> Result<Vec<Package>> {
         let mut apt = self.apt("apt-get");
         apt.args(["install", "--yes", "--no-install-recommends", "--print-uris"]).args(names);
+        apt.args(release.map(|release| format!("--target-release={release}")));
         let listed = listed_files(&command::text(&mut apt)?);
         let mut show = self.apt("apt-cache");
         show.args(["show", "--no-all-versions"]);
@@ -115,6 +126,27 @@ impl Archive {
         command::run(self.apt("apt-get").arg("download").args(wanted).current_dir(dir))
     }
 
+    /// Collects the host's sources, and adds the backports from the same mirror if they are not among them. Gives whether
+    /// anything changed.
+    fn add_sources(&self, dir: &Path) -> Result<bool> {
+        let mut changed = false;
+        for entry in fs::read_dir(HOST_SOURCES).into_iter().flatten().flatten() {
+            let link = dir.join(entry.file_name());
+            if !fs::exists(&link).named("look for", &link)? {
+                symlink(entry.path(), &link).named("create", &link)?;
+                changed = true;
+            }
+        }
+        let mut apt = self.apt("apt-get");
+        apt.args(["indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]);
+        if let Some(line) = backports(&command::text(&mut apt)?) {
+            let path = dir.join("backports.list");
+            fs::write(&path, line).named("write", path)?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.args(&self.options);
@@ -128,6 +160,7 @@ fn options(root: &Path) -> Vec<String> {
         format!("Dir::State={root}/state"),
         format!("Dir::State::status={root}/state/status"),
         format!("Dir::Cache={root}/cache"),
+        format!("Dir::Etc::sourceparts={root}/sources"),
         "Acquire::Languages=none".to_owned(),
         // As root, apt would drop to a user that may not enter the build directory.
         "APT::Sandbox::User=root".to_owned(),
@@ -146,6 +179,19 @@ fn stamp(cache: &Cache) -> PathBuf {
 fn is_recent(stamp: &Path) -> bool {
     let age = fs::metadata(stamp).and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
     age.is_some_and(|age| age < INDEX_AGE)
+}
+
+/// The source of the backports, unless `targets` has them: lines with release, component and address.
+fn backports(targets: &str) -> Option<String> {
+    let mirror = |release: &str| {
+        let prefix = format!("{release} main ");
+        targets.lines().find_map(|line| line.strip_prefix(&prefix))
+    };
+    if mirror(BACKPORTS).is_some() {
+        return None;
+    }
+    let mirror = mirror("bookworm").unwrap_or("http://deb.debian.org/debian");
+    Some(format!("deb [signed-by={KEYRING}] {mirror} {BACKPORTS} main\n"))
 }
 
 /// Name and version of each file that `apt-get --print-uris` would fetch.
@@ -214,6 +260,13 @@ mod tests {
         assert_eq!(entries[0].dependencies().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(entries[0].field("more"), "");
         assert!(entries[1].package().is_err());
+    }
+
+    #[test]
+    fn backports_come_from_the_mirror_that_the_host_uses() {
+        let line = backports("bookworm-security main http://s/\nbookworm main http://m/debian/\n").unwrap();
+        assert!(line.ends_with("] http://m/debian/ bookworm-backports main\n"), "{line}");
+        assert_eq!(backports("bookworm main http://m/\nbookworm-backports main http://b/\n"), None);
     }
 
     #[test]

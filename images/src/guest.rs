@@ -108,7 +108,7 @@ impl Cache {
     /// The small guest for a kernel.
     pub fn guest_initramfs(&self, kernel: &GuestKernel) -> Result<GuestInitramfs> {
         let wanted: Vec<_> = PACKAGES.iter().map(|&name| name.to_owned()).collect();
-        let resolve = |archive: &Archive| archive.closure(&wanted);
+        let resolve = |archive: &Archive| archive.closure(&wanted, None);
         let set = PackageSet { name: "guest", wanted: wanted.clone(), resolve: &resolve };
         let inputs = |packages: &[Package]| {
             let inputs = Inputs::recipe(RECIPE).source("init", INIT).packages(packages);

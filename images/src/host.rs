@@ -16,8 +16,6 @@ const PACKAGES: &str = include_str!("../host-packages");
 pub enum Purpose {
     /// The recipes for kernels and guests.
     Images,
-    /// The lab.
-    Lab,
     /// The root disk.
     RootDisk,
     /// Building the programs that run in guests.
@@ -31,7 +29,6 @@ impl Purpose {
     fn word(self) -> &'static str {
         match self {
             Self::Images => "images",
-            Self::Lab => "lab",
             Self::RootDisk => "root-disk",
             Self::Programs => "programs",
             Self::Tests => "tests",
@@ -142,20 +139,21 @@ mod tests {
 
     #[test]
     fn one_of_several_paths_is_enough() {
-        let list = "# lab /no/such/file comment\nlab /no/such/file|/proc/self present\nlab /no/such/file absent\n\
+        let list = "# root-disk /no/such/file comment\nroot-disk /no/such/file|/proc/self present\n\
+                    root-disk /no/such/file absent\n\
                     tests /no/such/file unasked\n";
-        assert_eq!(missing(list, &[Purpose::Lab, Purpose::Images]), ["absent"]);
+        assert_eq!(missing(list, &[Purpose::RootDisk, Purpose::Images]), ["absent"]);
     }
 
     #[test]
     fn every_line_has_three_words_and_every_purpose_a_line() {
-        use Purpose::{Images, Lab, Programs, RootDisk, Tests};
+        use Purpose::{Images, Programs, RootDisk, Tests};
         let lines: Vec<Vec<&str>> = PACKAGES
             .lines()
             .filter(|line| !line.starts_with('#'))
             .map(|line| line.split_whitespace().collect())
             .collect();
-        let words = [Images, Lab, RootDisk, Programs, Tests].map(Purpose::word);
+        let words = [Images, RootDisk, Programs, Tests].map(Purpose::word);
         assert!(lines.iter().all(|line| line.len() == 3 && words.contains(&line[0])), "{lines:?}");
         assert!(words.iter().all(|word| lines.iter().any(|line| line[0] == *word)), "{lines:?}");
     }

@@ -5,6 +5,7 @@
 //!
 //! The lab is not a security boundary: it reads everything its user can read.
 
+mod emulator;
 mod host;
 mod job;
 mod qemu;
@@ -64,7 +65,6 @@ impl Cache {
     /// would give it: above 128 for a command that a signal ended. Its output goes to this process's standard output and
     /// error, or all to the terminal when interactive.
     pub fn run_in_lab(&self, command: &[String], options: &LabOptions) -> Result<u8> {
-        crate::host::require(self, &[crate::host::Purpose::Lab])?;
         let lab = self.lab_host()?;
         let job = job::Job::prepare(self, &lab, command, options)?;
         qemu::run(&lab, job, options)

@@ -50,7 +50,8 @@ impl Cache {
         wanted.sort();
         wanted.dedup();
         let name = format!("root-disk-{}-{}", kernel.series(), short_hash(&wanted));
-        let resolve = |archive: &Archive| archive.closure(&[archive.essential()?, wanted.clone()].concat());
+        let resolve =
+            |archive: &Archive| archive.closure(&[archive.essential()?, wanted.clone()].concat(), None);
         let set = PackageSet { name: &name, wanted: wanted.clone(), resolve: &resolve };
         let inputs = |packages: &[Package]| {
             let inputs = Inputs::recipe(RECIPE).source("make", SCRIPT).packages(packages);

@@ -32,7 +32,7 @@ impl Arguments {
         let cache = crate::cache()?;
         let begin = Instant::now();
         eprintln!("[1/3] set-up");
-        host::require(&cache, &[Purpose::Programs, Purpose::Images, Purpose::Lab, Purpose::Tests])?;
+        host::require(&cache, &[Purpose::Programs, Purpose::Images, Purpose::Tests])?;
         if !self.suite.only.is_empty() {
             return Ok(guest_tests::cli::suite(self.suite, &cache)?.into());
         }

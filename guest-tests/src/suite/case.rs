@@ -51,8 +51,6 @@ pub struct Stage {
     pub name: &'static str,
     /// What to boot; files that the guests need go to the directory. The error is why it cannot be booted.
     pub options: Box<Describe>,
-    /// Why its cases are skipped in the lab, if they are.
-    pub not_in_lab: Option<&'static str>,
     /// The cases.
     pub cases: Vec<Case>,
 }

@@ -8,12 +8,10 @@ use anyhow::{Context, Result};
 
 use super::case::{Case, Outcome, Stage, Stand};
 use crate::guests::{Guests, Options, Task};
-use crate::setup::{Setup, Way};
+use crate::setup::Setup;
 
 /// Boots that a stage gets beside its first.
 const REBOOTS: u32 = 4;
-/// How long guests in the lab may take to come up before they are booted once more.
-const FIRST_BOOT_TIMEOUT: Duration = Duration::from_secs(240);
 /// How long a guest may take to show that it is alive.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -48,13 +46,6 @@ pub fn run(setup: &Setup, stages: Vec<Stage>, only: &[String]) -> Result<bool> {
 }
 
 fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
-    if setup.way != Way::Direct
-        && let Some(reason) = stage.not_in_lab
-    {
-        let skipped = Ok(Outcome::Skipped(reason.to_owned()));
-        stage.cases.iter().for_each(|case| report(&case.name, Duration::ZERO, &skipped, score));
-        return Ok(());
-    }
     let scratch =
         tempfile::Builder::new().prefix("verbena-suite-").tempdir().context("Cannot make scratch files")?;
     let options = (stage.options)(setup, scratch.path())
@@ -63,7 +54,7 @@ fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
     let mut boots_left = 1 + REBOOTS;
     for case in &stage.cases {
         let start = Instant::now();
-        let result = match up(setup, stage, &options, &mut guests, &mut boots_left) {
+        let result = match up(stage, &options, &mut guests, &mut boots_left) {
             Ok(guests) => run_case(setup, case, guests, scratch.path()),
             Err(error) => Err(error),
         };
@@ -80,21 +71,8 @@ fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
     Ok(())
 }
 
-/// Boots guests. In the lab they get a second chance, since boots have been seen to hang there (docs/testing.md).
-fn boot(setup: &Setup, options: &Options) -> Result<Guests> {
-    if setup.way == Way::Direct {
-        return Ok(Guests::start(options)?);
-    }
-    let boot_timeout = options.boot_timeout.min(FIRST_BOOT_TIMEOUT);
-    Guests::start(&Options { boot_timeout, ..options.clone() }).or_else(|error| {
-        println!("They did not come up, which happens in the lab: {error:#}\nBooting them once more …");
-        Ok(Guests::start(options)?)
-    })
-}
-
 /// The stage's guests, booted if they are not up.
 fn up<'a>(
-    setup: &Setup,
     stage: &Stage,
     options: &Options,
     guests: &'a mut Option<Guests>,
@@ -104,7 +82,7 @@ fn up<'a>(
         *boots_left = boots_left.checked_sub(1).context("Its guests broke too often")?;
         let start = Instant::now();
         println!("Booting the guests of stage {} …", stage.name);
-        *guests = Some(boot(setup, options)?);
+        *guests = Some(Guests::start(options)?);
         println!("They are up after {} s.", start.elapsed().as_secs());
     }
     guests.as_mut().context("Guests were just booted")

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::emulator::Emulator;
 use crate::cache::{Cache, Inputs};
 use crate::cpio::Tree;
 use crate::error::{Named, Result};
@@ -39,10 +40,12 @@ pub struct LabHost {
     pub kernel: GuestKernel,
     /// Its initramfs.
     pub initramfs: PathBuf,
+    /// What emulates its processors.
+    pub(super) emulator: Emulator,
 }
 
 impl Cache {
-    /// The lab host.
+    /// The lab host, and the QEMU that it runs on.
     pub fn lab_host(&self) -> Result<LabHost> {
         host::require(self, &[host::Purpose::Images])?;
         let kernel = self.guest_kernel(KernelVersion::V6_1)?;
@@ -69,7 +72,7 @@ impl Cache {
             modules::add(&mut tree, &kernel, &wanted, scratch.path())?;
             tree.write(&dir.join("lab.cpio"))
         })?;
-        Ok(LabHost { kernel, initramfs: dir.join("lab.cpio") })
+        Ok(LabHost { kernel, initramfs: dir.join("lab.cpio"), emulator: self.emulator()? })
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn run(lab: &LabHost, job: Job, options: &LabOptions) -> Result<u8> {
     let deadline = options.timeout.map(|limit| Instant::now() + limit);
     let ended = loop {
         errors.as_mut().map(Errors::pass_on);
-        match qemu.0.try_wait().named("wait for", "qemu-system-x86_64")? {
+        match qemu.0.try_wait().named("wait for", "QEMU")? {
             Some(status) => break describe(status),
             None if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
                 break "its time limit passed".to_owned();
@@ -54,7 +54,8 @@ fn start(lab: &LabHost, job: &Job, options: &LabOptions) -> Result<Child> {
     let log = File::create(job.qemu_log()).named("create", job.qemu_log())?;
     // setpriv(1) has the kernel end QEMU when this process ends, in whatever way.
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "qemu-system-x86_64"]);
+    command.args(["--pdeathsig", "TERM"]);
+    lab.emulator.add_to(&mut command);
     command.args(machine(options));
     command.arg("-kernel").arg(&lab.kernel.vmlinux).arg("-initrd").arg(&lab.initramfs);
     command.args(["-append", "console=ttyS0 quiet panic=-1"]);
@@ -68,10 +69,7 @@ fn start(lab: &LabHost, job: &Job, options: &LabOptions) -> Result<Child> {
     if !options.interactive {
         command.stdin(Stdio::null());
     }
-    command
-        .stderr(log)
-        .spawn()
-        .map_err(|source| Error::Start { program: "qemu-system-x86_64".to_owned(), source })
+    command.stderr(log).spawn().map_err(|source| Error::Start { program: "setpriv".to_owned(), source })
 }
 
 fn machine(options: &LabOptions) -> Vec<String> {

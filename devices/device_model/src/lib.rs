@@ -1,4 +1,4 @@
-//! What every device model shares: typed guest memory, interrupts, doorbells, network links and time.
+//! What every device model shares: typed guest memory, interrupts, doorbells, network links, time and saved state.
 //!
 //! The crate holds contracts, not devices. A device model is written against the traits here, and a virtual machine
 //! monitor supplies the other side; the [`ram::GuestRam`], [`irq::Interrupts`] and [`doorbell::Doorbells`] objects are
@@ -20,4 +20,5 @@ pub mod irq;
 pub mod log;
 pub mod net;
 pub mod ram;
+pub mod save;
 pub mod time;

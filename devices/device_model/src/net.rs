@@ -5,6 +5,8 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of an Ethernet header without a VLAN tag.
 pub const ETHERNET_HEADER: usize = 14;
 
@@ -12,7 +14,7 @@ pub const ETHERNET_HEADER: usize = 14;
 pub const MAX_FRAME: usize = 65_536 + ETHERNET_HEADER + 4;
 
 /// An Ethernet address, in transmission order.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {

@@ -1,7 +1,10 @@
 //! Packet sequence numbers: 24 bits that wrap.
 
+use serde::{Deserialize, Serialize};
+
 /// A packet sequence number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "u32")]
 pub struct Psn(u32);
 
 impl Psn {
@@ -38,6 +41,12 @@ impl Psn {
     /// How far this one is ahead of `other`, taking the shorter way around: negative when it comes first.
     pub const fn ahead_of(self, other: Self) -> i32 {
         (self.0.wrapping_sub(other.0) << 8).cast_signed() >> 8
+    }
+}
+
+impl From<u32> for Psn {
+    fn from(value: u32) -> Self {
+        Self::new(value)
     }
 }
 

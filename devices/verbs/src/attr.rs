@@ -1,11 +1,12 @@
 //! Queue pair attributes.
 
 use device_model::net::MacAddr;
+use serde::{Deserialize, Serialize};
 
 use crate::{Access, Gid, Mtu, Qpn};
 
 /// Queue pair state, with the values of `enum ib_qp_state`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpState {
     /// Reset.
     #[default]
@@ -90,7 +91,7 @@ bitflags::bitflags! {
 }
 
 /// A path to a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {
     /// Peer.
     pub dgid: Gid,
@@ -109,7 +110,7 @@ pub struct AddressVector {
 }
 
 /// Queue sizes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpCap {
     /// Send work requests.
     pub max_send_wr: u32,
@@ -122,7 +123,7 @@ pub struct QpCap {
 }
 
 /// Attributes of a queue pair, those a modification names valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpAttr {
     /// State to move to, or that the queue pair is in.
     pub state: QpState,

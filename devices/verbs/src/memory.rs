@@ -1,5 +1,6 @@
 //! Registered memory as runs of guest-physical memory.
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{Access, PdId};
@@ -19,19 +20,51 @@ pub type Segments = SmallVec<[Segment; 4]>;
 /// The guest-physical pages behind a region, in order of virtual address.
 ///
 /// Runs of neighbouring pages cost nothing; scattered pages four bytes each.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "PageListState")]
 pub struct PageList {
     page_shift: u8,
     pages: u32,
     layout: Layout,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Layout {
     /// All pages follow the first one.
     Run { first: u64 },
     /// Guest-physical page numbers.
     Scattered(Box<[u32]>),
+}
+
+/// A list as it was saved.
+#[derive(Deserialize)]
+struct PageListState {
+    page_shift: u8,
+    pages: u32,
+    layout: Layout,
+}
+
+impl TryFrom<PageListState> for PageList {
+    type Error = PageListError;
+
+    fn try_from(state: PageListState) -> Result<Self, PageListError> {
+        let PageListState { page_shift, pages, layout } = state;
+        let size = 1u64.checked_shl(u32::from(page_shift)).ok_or(PageListError::Count)?;
+        match &layout {
+            Layout::Run { first } if first & (size - 1) != 0 => return Err(PageListError::Unaligned(*first)),
+            Layout::Run { first } => {
+                let length = u64::from(pages).checked_mul(size).ok_or(PageListError::Count)?;
+                first.checked_add(length).ok_or(PageListError::OutOfReach(*first))?;
+            }
+            Layout::Scattered(numbers) if numbers.len() != pages as usize => {
+                return Err(PageListError::Count);
+            }
+            // Every address must fit, as it does when a list is made.
+            Layout::Scattered(_) if page_shift > 32 => return Err(PageListError::Count),
+            Layout::Scattered(_) => {}
+        }
+        if pages == 0 { Err(PageListError::Count) } else { Ok(Self { page_shift, pages, layout }) }
+    }
 }
 
 /// Pages that cannot be described.

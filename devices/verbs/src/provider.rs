@@ -1,6 +1,8 @@
 //! The provider: whatever carries verbs out.
 
+use device_model::save::{Record, RestoreError, SaveError};
 use device_model::time::Instant;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Access, Completion, CqId, Gid, MrId, MrInit, Mtu, Owner, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpType,
@@ -103,7 +105,7 @@ pub struct SrqInit {
 }
 
 /// Attributes of a shared receive queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqAttr {
     /// Work requests.
     pub max_wr: u32,
@@ -114,7 +116,7 @@ pub struct SrqAttr {
 }
 
 /// A queue pair to create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpInit {
     /// Transport service.
     pub qp_type: QpType,
@@ -147,7 +149,7 @@ pub struct GidEntry {
 }
 
 /// Something that happened to an object rather than to a work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AsyncEvent {
     /// The queue pair failed.
     QpFatal(QpId),
@@ -168,7 +170,7 @@ pub enum AsyncEvent {
 }
 
 /// What a provider reports, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProviderEvent {
     /// The oldest request of the send queue is finished and its ring slot free. Always precedes its completion, and is
     /// the only sign of an unsignalled one that succeeded.
@@ -282,4 +284,26 @@ pub trait Provider: Send {
 
     /// Drops all objects, GIDs and waiting events.
     fn reset(&mut self);
+
+    /// Saves all objects, what they are in the middle of, and waiting events. Packets that are on their way inside the
+    /// provider are lost, as packets are.
+    ///
+    /// # Errors
+    ///
+    /// [`SaveError::Unsupported`] from a provider whose state cannot be had, as is the default.
+    fn save(&self, now: Instant) -> Result<Record, SaveError> {
+        let _ = now;
+        Err(SaveError::Unsupported("this provider of RDMA keeps its state in a host device".into()))
+    }
+
+    /// Restores what [`Provider::save`] saved into a provider without objects: numbers on the wire and keys are what they
+    /// were, timers have the time left that they had. There are no objects when it fails.
+    ///
+    /// # Errors
+    ///
+    /// [`RestoreError`] when the record is not of this provider, damaged, or asks for more than this provider has.
+    fn restore(&mut self, now: Instant, record: &Record) -> Result<(), RestoreError> {
+        let _ = (now, record);
+        Err(RestoreError::Unsupported("this provider of RDMA keeps its state in a host device".into()))
+    }
 }

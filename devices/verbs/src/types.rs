@@ -3,10 +3,12 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub struct $name(pub u32);
     };
 }
@@ -26,7 +28,7 @@ impl Qpn {
 }
 
 /// Queue pair transport service, with the values of `enum ib_qp_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpType {
     /// General service interface: unreliable datagrams on queue pair 1.
     Gsi = 1,
@@ -37,7 +39,7 @@ pub enum QpType {
 }
 
 /// On whose behalf an object exists. Decides which work requests it may post.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Owner {
     /// The guest's kernel: all opcodes, DMA regions.
     Kernel,
@@ -46,7 +48,7 @@ pub enum Owner {
 }
 
 /// A global identifier: an IPv6 address, or an IPv4 address mapped into one.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
@@ -91,7 +93,7 @@ impl From<Ipv6Addr> for Gid {
 }
 
 /// Path MTU: payload bytes of a packet, with the values of `enum ib_mtu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mtu {
     /// 256 bytes.
     B256 = 1,
@@ -127,7 +129,8 @@ impl Mtu {
 
 bitflags::bitflags! {
     /// Access rights, with the values of `enum ib_access_flags`. Optional bits (20 and up) are not represented.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(try_from = "u32", into = "u32")]
     pub struct Access: u32 {
         /// Local writes: receives, read responses, atomic results.
         const LOCAL_WRITE = 1;
@@ -139,6 +142,33 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
     }
 }
+
+/// Flags that do not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("Unknown bits in flags {0:#x}")]
+pub struct UnknownFlags(pub u32);
+
+/// Conversions of flags by which they are saved and restored.
+macro_rules! saved_as_bits {
+    ($($flags:ty),+) => {$(
+        impl From<$flags> for u32 {
+            fn from(flags: $flags) -> Self {
+                flags.bits()
+            }
+        }
+
+        impl TryFrom<u32> for $flags {
+            type Error = $crate::types::UnknownFlags;
+
+            fn try_from(bits: u32) -> Result<Self, Self::Error> {
+                Self::from_bits(bits).ok_or($crate::types::UnknownFlags(bits))
+            }
+        }
+    )+};
+}
+pub(crate) use saved_as_bits;
+
+saved_as_bits!(Access);
 
 #[cfg(test)]
 mod tests {

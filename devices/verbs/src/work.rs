@@ -1,11 +1,13 @@
 //! Work requests and completions.
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::types::saved_as_bits;
 use crate::{Access, AddressVector, CqId, PageList, QpId, Qpn};
 
 /// One element of a scatter/gather list, as the guest wrote it: nothing about it has been checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sge {
     /// Address inside the region `lkey` names.
     pub addr: u64,
@@ -20,7 +22,8 @@ pub type SgeList = SmallVec<[Sge; 2]>;
 
 bitflags::bitflags! {
     /// Modifiers of a send work request, with the values of `enum ib_send_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(try_from = "u32", into = "u32")]
     pub struct SendFlags: u32 {
         /// Wait until earlier reads and atomics have completed.
         const FENCE = 1;
@@ -57,7 +60,7 @@ pub enum Opcode {
 }
 
 /// Pages and rights that a fast-registration work request gives to a region.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FastReg {
     /// Key to register, with the variant byte it gets.
     pub key: u32,
@@ -72,7 +75,7 @@ pub struct FastReg {
 }
 
 /// Where a datagram goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdAddress {
     /// Path.
     pub av: AddressVector,
@@ -83,7 +86,7 @@ pub struct UdAddress {
 }
 
 /// Operation and operands of a send work request. Immediate data is in wire (big-endian) byte order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SendOp {
     /// Send to the connected peer.
     Send {
@@ -168,7 +171,7 @@ impl SendOp {
 }
 
 /// A send work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SendWr {
     /// The poster's name for it.
     pub wr_id: u64,
@@ -181,7 +184,7 @@ pub struct SendWr {
 }
 
 /// A receive work request. One the device model could not make sense of has `bad` set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecvWr {
     /// The poster's name for it.
     pub wr_id: u64,
@@ -192,7 +195,7 @@ pub struct RecvWr {
 }
 
 /// Completion status, with the values of `enum ib_wc_status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WcStatus {
     /// Success.
     Success = 0,
@@ -227,7 +230,7 @@ pub enum WcStatus {
 }
 
 /// What a completion is about, with the values of `enum ib_wc_opcode` of the PVRDMA ABI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WcOpcode {
     /// Send of any kind.
     Send = 0,
@@ -265,7 +268,8 @@ impl From<Opcode> for WcOpcode {
 
 bitflags::bitflags! {
     /// What else a completion tells, with the values of `enum ib_wc_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(try_from = "u32", into = "u32")]
     pub struct WcFlags: u32 {
         /// The first 40 bytes of the buffer are reserved for a global route header.
         const GRH = 1;
@@ -279,7 +283,7 @@ bitflags::bitflags! {
 }
 
 /// The end of a work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Completion {
     /// The poster's name for the request.
     pub wr_id: u64,
@@ -306,3 +310,5 @@ pub struct Completion {
     /// Whether the sender asked for a solicited event, or the request failed.
     pub solicited: bool,
 }
+
+saved_as_bits!(SendFlags, WcFlags);

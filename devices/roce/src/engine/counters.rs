@@ -13,6 +13,18 @@ macro_rules! counters {
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)+].into_iter()
             }
+
+            /// Counters by their names; names that do not exist (any more) are left out.
+            pub(crate) fn from_names(values: &[(String, u64)]) -> Self {
+                let mut counters = Self::default();
+                for (name, value) in values {
+                    match name.as_str() {
+                        $(stringify!($name) => counters.$name = *value,)+
+                        _ => {}
+                    }
+                }
+                counters
+            }
         }
     };
 }

@@ -23,6 +23,11 @@ impl GidTable {
         self.rows.get(usize::from(row)).copied().filter(|gid| !gid.is_zero())
     }
 
+    /// Rows that are not empty.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (u16, Gid)> {
+        (0..).zip(self.rows.iter().copied()).filter(|(_, gid)| !gid.is_zero())
+    }
+
     pub(crate) fn contains(&self, gid: &Gid) -> bool {
         self.own.contains(gid)
     }

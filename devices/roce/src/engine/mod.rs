@@ -21,6 +21,7 @@ pub mod qp;
 mod ram;
 mod requester;
 mod responder;
+mod save;
 mod shared;
 mod srq;
 mod table;

@@ -1,10 +1,14 @@
 //! Memory regions: from keys and addresses to guest memory.
 
+mod save;
+
+use serde::{Deserialize, Serialize};
 use verbs::{Access, Error, FastReg, Keys, MrId, MrInit, MrKind, PageList, PdId, Segment, Segments};
 
 use super::keys::Permutation;
 use super::ram::{self, RamMap};
 use super::table::Table;
+pub(super) use save::MrsState;
 
 /// Bits of a key's index that number the region; the rest counts re-use of the number.
 const ID_BITS: u32 = 17;
@@ -16,7 +20,7 @@ pub(crate) const MAX_MR: u32 = 1 << ID_BITS;
 pub(crate) struct Denied;
 
 /// What stands behind a region.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Memory {
     Pages(PageList),
     Dma,

@@ -14,7 +14,7 @@ use super::srq::Srq;
 use super::{Engine, QP_ID_BITS};
 
 /// Changes how often each object that a queue pair names is in use.
-fn count_users(cx: &mut Shared, init: &QpInit, change: impl Fn(&mut u32)) {
+pub(super) fn count_users(cx: &mut Shared, init: &QpInit, change: impl Fn(&mut u32)) {
     let Shared { pds, cqs, srqs, .. } = cx;
     pds.get_mut(init.pd.0).into_iter().for_each(|pd| change(&mut pd.users));
     cqs.get_mut(init.send_cq.0).into_iter().for_each(|cq| change(&mut cq.users));
@@ -25,7 +25,7 @@ fn count_users(cx: &mut Shared, init: &QpInit, change: impl Fn(&mut u32)) {
 }
 
 /// 0 and 1 are the management interfaces, all ones is for multicast.
-const fn is_reserved(qpn: Qpn) -> bool {
+pub(super) const fn is_reserved(qpn: Qpn) -> bool {
     qpn.0 < 2 || qpn.0 == Qpn::MASK
 }
 
@@ -146,7 +146,7 @@ impl Engine {
         Ok(qpn)
     }
 
-    fn check_qp(&mut self, init: &QpInit) -> Result<(), Error> {
+    pub(super) fn check_qp(&mut self, init: &QpInit) -> Result<(), Error> {
         let limits = self.shared.config.limits;
         let cap = &init.cap;
         if cap.max_send_wr.max(cap.max_recv_wr) > limits.max_qp_wr
@@ -175,7 +175,7 @@ impl Engine {
         Ok(qpn)
     }
 
-    fn is_taken(&self, qpn: Qpn) -> bool {
+    pub(super) fn is_taken(&self, qpn: Qpn) -> bool {
         let id = Self::qp_id(self.secret, &self.named, qpn);
         self.qps.get(id.0).is_some_and(|qp| qp.qpn == qpn)
     }

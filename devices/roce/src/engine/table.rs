@@ -56,6 +56,11 @@ impl<T> Table<T> {
         self.get_mut(id).ok_or(Error::NotFound)
     }
 
+    /// All objects with their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.slots).filter_map(|(id, slot)| Some((id, slot.as_ref()?)))
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(Option::as_mut)
     }

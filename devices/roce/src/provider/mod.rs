@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use device_model::net::{Link, MacAddr};
 use device_model::ram::GuestRam;
+use device_model::save::{Record, RestoreError, SaveError};
 use device_model::time::Instant;
 use verbs::{
     CqId, CqInit, Error, GidEntry, Keys, Limits, MrId, MrInit, Mtu, Owner, PdId, Provider, ProviderEvent,
@@ -292,5 +293,14 @@ impl Provider for RoceProvider {
         self.engine.reset();
         self.hairpin.clear();
         self.stalled = None;
+    }
+
+    fn save(&self, now: Instant) -> Result<Record, SaveError> {
+        self.engine.save(now)
+    }
+
+    fn restore(&mut self, now: Instant, record: &Record) -> Result<(), RestoreError> {
+        self.reset();
+        self.engine.restore(now, record)
     }
 }

@@ -1,6 +1,7 @@
 //! Where a queue pair's packets go.
 
 use device_model::net::MacAddr;
+use serde::{Deserialize, Serialize};
 use verbs::{AddressVector, Gid, Qpn};
 
 /// Time to live of packets whose address vector leaves it open.
@@ -12,7 +13,7 @@ const ECN: u8 = 0b11;
 const ECN_CAPABLE: u8 = 0b10;
 
 /// A resolved path: what the headers below the transport header need to know.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// Next hop.
     pub dmac: MacAddr,

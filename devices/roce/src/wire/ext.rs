@@ -1,5 +1,6 @@
 //! Extended transport headers (IBTA 9.3).
 
+use serde::{Deserialize, Serialize};
 use verbs::Qpn;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,7 +11,7 @@ pub(super) const LONGEST_WITH_PAYLOAD: usize = size_of::<RawReth>() + size_of::<
 pub(super) const LONGEST: usize = size_of::<RawAtomicEth>();
 
 /// RDMA extended transport header: what a READ or WRITE is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reth {
     /// First address.
     pub va: u64,
@@ -102,7 +103,7 @@ impl From<AtomicEth> for RawAtomicEth {
 }
 
 /// Why a request was refused for good or for now (IBTA table 46).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum NakCode {
     /// A packet is missing before this one.
     Sequence,

@@ -126,6 +126,12 @@ impl World {
         self.stalled = Some((n, self.now + span));
     }
 
+    /// Time passes until `until`, and a node misses what would reach it meanwhile.
+    pub fn miss(&mut self, n: usize, until: Instant) {
+        self.in_flight.retain(|(at, _), (to, _)| *to != n || *at > until);
+        self.now = self.now.max(until);
+    }
+
     /// Runs until nothing is in flight and no deadline is left.
     pub fn run(&mut self) {
         let give_up = self.now + PATIENCE;

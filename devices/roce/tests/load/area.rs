@@ -57,6 +57,11 @@ impl Area {
         Self { ram: node.ram.clone(), pages, keys }
     }
 
+    /// The memory is another one now, with the same pages.
+    pub fn move_to(&mut self, ram: &Arc<Ram>) {
+        self.ram = ram.clone();
+    }
+
     pub const fn rkey(&self) -> u32 {
         self.keys.rkey
     }

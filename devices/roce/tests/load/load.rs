@@ -13,6 +13,7 @@ use crate::area::Area;
 use crate::common::node::{CQ, Node, PD};
 use crate::common::{Rng, WireFault, World, edit};
 use crate::mail::Post;
+use crate::migrate::Mover;
 use crate::model::{End, Model, Pool, Tolerance};
 use crate::plan::{self, Plan, SLOTS};
 use crate::traffic::Fast;
@@ -38,6 +39,8 @@ pub struct Load {
     pub fast: Vec<(Fast, u32)>,
     pub serial: u64,
     pub tamper: Option<Tamper>,
+    /// Moves devices while they are at work.
+    pub mover: Option<Mover>,
     /// Ends whose send queue is being drained.
     draining: Vec<bool>,
     died: Option<Instant>,
@@ -89,6 +92,7 @@ impl Load {
             fast,
             serial: 0,
             tamper: None,
+            mover: None,
             draining,
             died: None,
         }
@@ -102,6 +106,11 @@ impl Load {
 
     /// Runs the load to its end.
     pub fn run(mut self) -> Result<Outcome, String> {
+        self.run_all()
+    }
+
+    /// Runs the load to its end, and leaves what it came to for inspection.
+    pub fn run_all(&mut self) -> Result<Outcome, String> {
         for round in 0..self.plan.rounds {
             if self.plan.wire.dies && round == self.plan.rounds / 2 {
                 self.world.faults.loss = 100;
@@ -121,7 +130,7 @@ impl Load {
             completions: self.model.completions,
             retransmitted: counters.map(|c| c.retransmitted_packets).sum(),
             failed: self.model.any_failed(),
-            statuses: self.model.statuses,
+            statuses: self.model.statuses.clone(),
         })
     }
 
@@ -204,6 +213,10 @@ impl Load {
         loop {
             let more = self.world.step(end);
             self.observe()?;
+            if let Some(mut mover) = self.mover.take() {
+                mover.step(self);
+                self.mover = Some(mover);
+            }
             if !more {
                 return Ok(self.world.now < end);
             }

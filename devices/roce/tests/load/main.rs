@@ -9,6 +9,7 @@ mod common;
 mod area;
 mod load;
 mod mail;
+mod migrate;
 mod model;
 mod plan;
 mod planted;

@@ -14,13 +14,13 @@ use crate::plan::{AREA, Plan, Wire};
 
 type Events = Vec<(usize, ProviderEvent)>;
 /// Whether a fault has struck.
-type Struck = Arc<AtomicBool>;
+pub type Struck = Arc<AtomicBool>;
 
 const DYING: Wire = Wire { dies: true, ..Wire::GOOD };
 const ROUGH: Wire = Wire { loss: 5, duplication: 5, reordering: 5, ..Wire::GOOD };
 
 /// Runs a few loads with a fault. Each that it strikes must fail, one of them for a reason with `word` in it.
-fn caught(wire: Wire, word: &str, plant: impl Fn(&mut Load, Struck)) {
+pub fn caught(wire: Wire, word: &str, plant: impl Fn(&mut Load, Struck)) {
     let mut reasons = vec![];
     for seed in 0..12 {
         let plan = Plan::new(seed, wire);

@@ -1,6 +1,7 @@
 //! One queue pair.
 
 mod attributes;
+pub(crate) mod save;
 pub mod states;
 mod transition;
 

@@ -15,12 +15,14 @@ mod complete;
 mod local;
 mod read;
 mod retry;
+pub(crate) mod save;
 mod send;
 mod window;
 
 use std::collections::VecDeque;
 
 use device_model::time::Instant;
+use serde::{Deserialize, Serialize};
 use verbs::{Error, QpState, SendOp, SendWr, WcStatus};
 
 use self::window::Window;
@@ -29,7 +31,7 @@ use super::shared::Shared;
 use crate::psn::Psn;
 
 /// How far a work request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
     /// Nothing of it has happened.
     Waiting,
@@ -40,7 +42,7 @@ enum Phase {
 }
 
 /// An unfinished send work request.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SendWqe {
     pub(super) wr: SendWr,
     phase: Phase,

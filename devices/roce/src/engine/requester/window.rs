@@ -24,6 +24,16 @@ impl Window {
         Self { packets: max, max }
     }
 
+    /// The size as it is saved.
+    pub(super) const fn size(self) -> u16 {
+        self.packets
+    }
+
+    /// Takes a saved size over, as far as the own limits allow.
+    pub(super) fn resize(&mut self, packets: u16) {
+        self.packets = packets.clamp(1, self.max);
+    }
+
     pub(super) const fn packets(self) -> u32 {
         self.packets as u32
     }

@@ -9,12 +9,14 @@ mod atomic;
 mod duplicate;
 mod read;
 mod receive;
+pub(crate) mod save;
 mod write;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use device_model::time::Instant;
+use serde::{Deserialize, Serialize};
 use verbs::{AsyncEvent, QpState, RecvWr, WcOpcode, WcStatus};
 
 use self::read::Response;
@@ -24,14 +26,14 @@ use crate::psn::Psn;
 use crate::wire::{NakCode, Packet, Pdu, Reth};
 
 /// A message of several packets that is being received.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Inbound {
     Send { wr: RecvWr, got: u32 },
     Write { reth: Reth, got: u32 },
 }
 
 /// An acknowledgement that is due.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Reply {
     #[default]
     Nothing,
@@ -44,7 +46,7 @@ enum Reply {
 }
 
 /// What a duplicate of a request is answered from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Resource {
     /// A READ, with the sequence numbers of its responses.
     Read { psn: Psn, packets: u32, reth: Reth },

@@ -1,5 +1,6 @@
 //! READ requests and the data that answers them.
 
+use serde::{Deserialize, Serialize};
 use verbs::{Access, Segments};
 
 use super::{Refusal, Request, Resource};
@@ -12,7 +13,7 @@ use crate::psn::Psn;
 use crate::wire::{Aeth, Packet, Pdu, Position, Reth, Syndrome};
 
 /// An answer with data that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Response {
     /// Sequence number of the next packet.
     pub(super) psn: Psn,
@@ -22,7 +23,7 @@ pub(super) struct Response {
 }
 
 /// Data of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Data {
     /// What is left of a READ.
     Read {

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod direct;
 pub mod doorbell;
 pub mod irq;
 pub mod log;

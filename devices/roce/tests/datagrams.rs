@@ -4,7 +4,7 @@ mod common;
 
 use common::node::HEAP;
 use common::wr::statuses;
-use common::{World, edit};
+use common::{Carrier, World, edit};
 use verbs::{
     Error, Provider, QpAttr, QpAttrMask, QpId, QpState, QpType, Qpn, SendOp, UdAddress, WcFlags, WcStatus,
 };
@@ -92,6 +92,8 @@ fn datagram_longer_than_the_receive_is_dropped_and_the_receive_stays() {
 #[test]
 fn wrong_partition_and_unknown_number_are_dropped() {
     let mut pair = pair();
+    // Frames are changed on their way.
+    pair.world.carrier = Carrier::Wire;
     pair.world.nodes[1].recv(5, 7, TARGET, 200);
     let mut frames = 0;
     pair.world.hooks.push(Box::new(move |_, mut frame| {

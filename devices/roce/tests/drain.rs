@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::node::HEAP;
 use common::wr::{SEND, statuses, va};
-use common::{Connection, World};
+use common::{Carrier, Connection, World};
 use verbs::{
     AsyncEvent, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, QpType, SendFlags, SendOp, UdAddress,
     WcStatus,
@@ -139,6 +139,8 @@ fn drained_queue_pair_still_answers_its_peer() {
 fn retry_budget_may_be_changed_while_draining() {
     let mut world = World::connected(Connection::default());
     let op = world.write_op(TARGET);
+    // Frames are lost.
+    world.carrier = Carrier::Wire;
     world.hooks.push(Box::new(|_, _| vec![]));
     world.nodes[0].send(1, 1, op, HEAP, 10);
     world.run_for(Duration::from_micros(1));

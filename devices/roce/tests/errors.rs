@@ -4,7 +4,7 @@ mod common;
 
 use common::node::{HEAP, HEAP_VA, PD};
 use common::wr::{SEND, statuses, va};
-use common::{Connection, World};
+use common::{Carrier, Connection, World};
 use verbs::{
     Access, AsyncEvent, Error, MrId, MrInit, MrKind, Owner, PageList, PdId, Provider, ProviderEvent, QpId,
     QpInit, QpState, QpType, SendFlags, SendOp, SendWr, Sge, SgeList, WcStatus,
@@ -382,6 +382,8 @@ fn region_that_goes_away_under_a_read_ends_it_with_an_access_error() {
 #[test]
 fn region_that_goes_away_under_a_write_gets_no_byte_afterwards() {
     let mut world = World::new();
+    // In the middle of a message, which channels carry in one go.
+    world.carrier = Carrier::Wire;
     world.connect(1, Connection::default());
     world.nodes[0].write(HEAP, &vec![0xaa; 0x20_0000]);
     let keys = world.nodes[1].register(2, 0x5000, PAGE, 0x20_0000, ALL);

@@ -4,7 +4,7 @@ mod common;
 
 use common::node::{HEAP, PD, RAM};
 use common::wr::{SEND, statuses, va};
-use common::{Connection, World};
+use common::{Carrier, Connection, World};
 use verbs::{
     Access, Error, FastReg, MrId, MrInit, MrKind, PageList, Provider, QpState, SendOp, Sge, WcFlags,
     WcOpcode, WcStatus,
@@ -192,6 +192,7 @@ fn keys_of_a_number_differ_each_time_it_is_used() {
 fn straggler_of_a_read_that_was_done_before_its_key_went_away_fails_nobody() {
     let mut world = World::new();
     world.connect(1, Connection::default());
+    world.carrier = Carrier::Wire;
     world.recording = Some(vec![]);
     let keys = world.nodes[1].register(9, 0x5000, TARGET, 0x1000, Access::REMOTE_READ);
     world.nodes[0].send(1, 1, SendOp::Read { addr: 0x5000, rkey: keys.rkey }, HEAP, 100);

@@ -273,6 +273,12 @@ pub trait Provider: Send {
     /// Does a bounded amount of the work that is due: sends packets, runs timers. Returns `true` when more is due at once.
     fn advance(&mut self, now: Instant) -> bool;
 
+    /// Nothing more is due: whoever drives the provider is about to wait, and wants to be woken. Returns `false` when
+    /// something has come already, so that [`Provider::advance`] must be called again.
+    fn rest(&mut self) -> bool {
+        true
+    }
+
     /// When [`Provider::advance`] must be called next even if nothing else happens.
     fn next_deadline(&self) -> Option<Instant>;
 

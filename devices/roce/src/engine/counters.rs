@@ -38,6 +38,14 @@ counters! {
     rx_packets,
     /// Payload bytes of those.
     rx_bytes,
+    /// Packets sent by a channel or to the device itself, which take no frame.
+    direct_tx_records,
+    /// Packets received that way.
+    direct_rx_records,
+    /// Bytes copied out of another machine's memory, or the device's own, to where they belong.
+    direct_copied_bytes,
+    /// Channels lost, with the packets in them.
+    direct_losses,
     /// Packets sent more than once.
     retransmitted_packets,
     /// Packets sent again to learn whether they arrived.

@@ -150,7 +150,7 @@ impl Qp {
         for (effect, (offset, len, range)) in effects.iter_mut().zip(parts) {
             let mut to = Segments::new();
             cx.resolve_sges(self.init.pd, &wr.sges, offset, len, Access::LOCAL_WRITE, &mut to)?;
-            *effect = Some(Effect::Place { qp: self.id, from: Source::Frame(range), to });
+            *effect = Some(Effect::Place { qp: self.id, from: Source::Payload(range), to });
         }
         effects.into_iter().flatten().for_each(|effect| cx.effect(effect));
         Ok(())

@@ -15,6 +15,7 @@ mod datagram;
 mod gids;
 mod keys;
 mod mr;
+mod neighbours;
 mod objects;
 pub mod plan;
 pub mod qp;
@@ -28,7 +29,9 @@ mod table;
 mod timers;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
+use device_model::net::MacAddr;
 use device_model::time::Instant;
 use verbs::{AsyncEvent, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
 
@@ -44,7 +47,23 @@ pub use self::ram::RamMap;
 use self::shared::Shared;
 use self::table::Table;
 use crate::psn::Psn;
-use crate::wire::{Frame, FrameError, P_KEY_DEFAULT, Pdu};
+use crate::wire::{Frame, FrameError, MAX_CHUNK, Message, P_KEY_DEFAULT, Packet, Pdu};
+
+/// What a packet carries.
+#[derive(Clone, Debug)]
+pub(crate) struct Payload {
+    /// Where it is in what arrived.
+    pub(crate) range: Range<usize>,
+    /// Bytes of a packet of the carrier that is full: all but the last of a message are.
+    pub(crate) unit: u32,
+}
+
+impl Payload {
+    /// Bytes; no packet holds more than fit.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.range.len()).unwrap_or(u32::MAX)
+    }
+}
 
 /// Bit of a partition key that tells full from limited membership.
 const P_KEY_FULL: u16 = 0x8000;
@@ -75,11 +94,13 @@ impl Engine {
             srqs: Table::new(limits.max_srq),
             mrs: MrTable::new(config.secret, ram),
             gids: GidTable::new(limits.gid_table_len),
+            neighbours: neighbours::Neighbours::default(),
             effects: VecDeque::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
             timers: timers::Timers::default(),
             counters: Counters::default(),
+            revoked: false,
             now: Instant::ZERO,
             config,
         };
@@ -127,25 +148,48 @@ impl Engine {
         }
     }
 
-    /// Takes a packet. [`Engine::next_effect`] must be asked until it has nothing more before the next call.
+    /// Takes a packet from the wire. [`Engine::next_effect`] must be asked until it has nothing more before the next call.
     pub fn receive(&mut self, now: Instant, frame: &Frame) {
-        let Self { shared: cx, qps, .. } = self;
-        cx.now = now;
+        let cx = &mut self.shared;
         cx.counters.rx_packets += 1;
         cx.counters.rx_bytes += frame.payload.len() as u64;
         cx.counters.congestion_marks += u64::from(frame.congestion);
+        self.take(now, &frame.packet, |cx, qp| Self::dispatch(cx, qp, frame));
+    }
+
+    /// Takes a packet from the channel of machine `from`, or one that the device sent to itself; otherwise like
+    /// [`Engine::receive`].
+    pub fn receive_direct(&mut self, now: Instant, from: Option<MacAddr>, message: &Message) {
+        let cx = &mut self.shared;
+        cx.counters.direct_rx_records += 1;
+        self.take(now, &message.packet, |cx, qp| {
+            let known = from.is_none_or(|from| from == qp.path.dmac);
+            if !qp.is_rc() {
+                cx.counters.dropped_no_qp += 1;
+            } else if !known || message.src != qp.path.dst || message.dst != qp.path.src {
+                cx.counters.dropped_address += 1;
+            } else {
+                let len = message.len as usize;
+                Self::dispatch_rc(cx, qp, &message.packet, &Payload { range: 0..len, unit: MAX_CHUNK });
+            }
+        });
+    }
+
+    /// Finds the queue pair that a packet is for.
+    fn take(&mut self, now: Instant, packet: &Packet, dispatch: impl FnOnce(&mut Shared, &mut Qp)) {
+        let Self { shared: cx, qps, .. } = self;
+        cx.now = now;
         // One of two members of a partition must be a full one (IBTA 10.9.3); this side is.
-        if frame.packet.p_key | P_KEY_FULL != P_KEY_DEFAULT {
+        if packet.p_key | P_KEY_FULL != P_KEY_DEFAULT {
             cx.counters.dropped_pkey += 1;
             return;
         }
-        let dest = frame.packet.dest;
-        let id = Self::qp_id(self.secret, &self.named, dest);
-        let Some(qp) = qps.get_mut(id.0).filter(|qp| qp.qpn == dest && qp.receives()) else {
+        let id = Self::qp_id(self.secret, &self.named, packet.dest);
+        let Some(qp) = qps.get_mut(id.0).filter(|qp| qp.qpn == packet.dest && qp.receives()) else {
             cx.counters.dropped_no_qp += 1;
             return;
         };
-        Self::dispatch(cx, qp, frame);
+        dispatch(cx, qp);
         qp.schedule(cx);
     }
 
@@ -164,16 +208,25 @@ impl Engine {
             Pdu::Datagram { deth, imm } if qp.is_datagram() => qp.on_datagram(cx, frame, deth, imm),
             _ if qp.is_datagram() => cx.counters.dropped_no_qp += 1,
             _ if frame.src != qp.path.dst || frame.dst != qp.path.src => cx.counters.dropped_address += 1,
+            _ => {
+                let payload = Payload { range: frame.payload.clone(), unit: qp.mtu().bytes() };
+                Self::dispatch_rc(cx, qp, packet, &payload);
+            }
+        }
+    }
+
+    fn dispatch_rc(cx: &mut Shared, qp: &mut Qp, packet: &Packet, payload: &Payload) {
+        match packet.pdu {
             Pdu::Datagram { .. } => cx.counters.dropped_no_qp += 1,
             Pdu::Cnp => qp.on_cnp(cx),
             Pdu::Ack(_) | Pdu::ReadResponse { .. } | Pdu::AtomicAck { .. } => {
-                qp.on_response(cx, packet, &frame.payload);
+                qp.on_response(cx, packet, payload);
             }
             Pdu::Send { .. }
             | Pdu::SendInv { .. }
             | Pdu::Write { .. }
             | Pdu::ReadRequest(_)
-            | Pdu::Atomic(_) => qp.on_request(cx, packet, &frame.payload),
+            | Pdu::Atomic(_) => qp.on_request(cx, packet, payload),
         }
     }
 
@@ -204,11 +257,7 @@ impl Engine {
         for _ in 0..MAX_TURNS {
             let Some(id) = self.shared.ready.front().copied() else { return Transmit::Idle };
             match self.turn(id) {
-                Transmit::Packet(out) => {
-                    self.shared.counters.tx_packets += 1;
-                    self.shared.counters.tx_bytes += u64::from(out.len);
-                    return Transmit::Packet(out);
-                }
+                Transmit::Packet(out) => return Transmit::Packet(out),
                 Transmit::Again => {}
                 Transmit::Idle => self.end_turn(id, false),
             }
@@ -257,6 +306,40 @@ impl Engine {
     /// When [`Engine::transmit`] must be called next even if nothing else happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.shared.timers.next()
+    }
+
+    /// From now on machine `mac` is reached by a channel: packets to it may be as long as [`MAX_CHUNK`].
+    pub fn add_neighbour(&mut self, mac: MacAddr) {
+        self.shared.neighbours.add(mac);
+    }
+
+    /// The channel to machine `mac` is gone, and what was in it with it: its queue pairs send again over the wire.
+    pub fn remove_neighbour(&mut self, mac: MacAddr) {
+        let waiting = self.shared.neighbours.remove(mac);
+        self.wake_all(waiting);
+        for qp in self.qps.iter_mut().filter(|qp| qp.is_rc() && qp.path.dmac == mac) {
+            qp.send_again(&mut self.shared);
+        }
+    }
+
+    /// Whether the channel to machine `mac` is full: queue pairs that send to it then wait.
+    pub fn set_blocked(&mut self, mac: MacAddr, blocked: bool) {
+        let waiting = self.shared.neighbours.set_blocked(mac, blocked);
+        self.wake_all(waiting);
+    }
+
+    fn wake_all(&mut self, waiting: impl IntoIterator<Item = QpId>) {
+        for id in waiting {
+            if let Some(qp) = self.qps.get_mut(id.0) {
+                qp.wake(&mut self.shared);
+            }
+        }
+    }
+
+    /// Whether, since this was asked last, something was taken back that plans may have named: a region, or the memory of
+    /// an unfinished request. Nobody may read of it any more before that is told to anyone.
+    pub const fn take_revoked(&mut self) -> bool {
+        std::mem::replace(&mut self.shared.revoked, false)
     }
 
     /// The next thing that happened.

@@ -59,6 +59,7 @@ impl Engine {
 
     pub fn deregister_mr(&mut self, mr: MrId) -> Result<(), Error> {
         let pd = self.shared.mrs.deregister(mr)?;
+        self.shared.revoked = true;
         if let Some(pd) = self.shared.pds.get_mut(pd.0) {
             pd.users -= 1;
         }
@@ -210,6 +211,7 @@ impl Engine {
         let qp = self.qps.remove(id.0).ok_or(Error::NotFound)?;
         self.named.remove(&qp.qpn);
         count_users(&mut self.shared, &qp.init, |users| *users -= 1);
+        self.shared.revoked = true;
         self.shared.forget(|event| names_qp(event, id));
         Ok(())
     }
@@ -250,7 +252,7 @@ impl Engine {
         qps.clear();
         named.clear();
         *burst = 0;
-        // Numbers, secrets, counters and the clock stay: what was valid before must not become so again.
+        // Numbers, secrets, counters, channels and the clock stay: what was valid before must not become so again.
         let Shared {
             config: _,
             pds,
@@ -258,11 +260,13 @@ impl Engine {
             srqs,
             mrs,
             gids,
+            neighbours: _,
             effects,
             events,
             ready,
             timers,
             counters: _,
+            revoked,
             now: _,
         } = shared;
         pds.clear();
@@ -274,6 +278,7 @@ impl Engine {
         events.clear();
         ready.clear();
         timers.clear();
+        *revoked = true;
     }
 }
 

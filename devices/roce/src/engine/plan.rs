@@ -5,10 +5,10 @@
 //! [`Outgoing`] packets come one at a time out of [`super::Engine::transmit`] and are logical: a carrier turns them into
 //! frames, or into whatever else takes the message to the peer under the same sequence numbers.
 //!
-//! That is the seam for carriers other than the wire. A carrier that lets the receiving side pull bulk data needs one more
-//! effect, a copy from a remote range to a local one, that stands for a range of sequence numbers; queue pairs, their state
-//! and all checks stay what they are, and a queue pair changes carriers by sending again from its oldest unacknowledged
-//! packet.
+//! That is the seam between carriers. On the wire a packet holds a path MTU of payload and takes one sequence number. Where
+//! the receiving side copies the payload itself, a packet may stand for a chunk of many path MTUs, and takes the sequence
+//! numbers that these would have taken. All else is the same: queue pairs, their state and all checks. So a queue pair
+//! changes carriers by sending again from its oldest unacknowledged packet.
 
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ use crate::wire::{AtomicKind, Packet, Path};
 /// Where bytes to be placed come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A range of the frame being received.
-    Frame(Range<usize>),
+    /// A range of what was received: of the frame, or of the payload of a message.
+    Payload(Range<usize>),
     /// The result of an atomic operation.
     Value([u8; 8]),
 }

@@ -11,10 +11,12 @@ use super::config::Config;
 use super::counters::Counters;
 use super::gids::GidTable;
 use super::mr::{Denied, MrTable};
+use super::neighbours::Neighbours;
 use super::plan::Effect;
 use super::srq::Srq;
 use super::table::Table;
 use super::timers::Timers;
+use crate::wire::Path;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -40,12 +42,15 @@ pub(crate) struct Shared {
     pub(crate) srqs: Table<Srq>,
     pub(crate) mrs: MrTable,
     pub(crate) gids: GidTable,
+    pub(crate) neighbours: Neighbours,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) events: VecDeque<ProviderEvent>,
     /// Queue pairs that may have something to send, in the order of their turns.
     pub(crate) ready: VecDeque<QpId>,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
+    /// Something that plans may have named was taken back, and nothing may be read of it any more.
+    pub(crate) revoked: bool,
     /// The time of the current call.
     pub(crate) now: Instant,
 }
@@ -53,6 +58,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn event(&mut self, event: AsyncEvent) {
         self.events.push_back(ProviderEvent::Async(event));
+    }
+
+    /// Whether packets along a path need no frames: the device's own, and those to a machine with a channel.
+    pub(crate) fn is_direct(&self, path: &Path) -> bool {
+        self.neighbours.contains(path.dmac) || self.gids.contains(&path.dst)
     }
 
     /// Reports the end of a work request, unless its queue takes no more.

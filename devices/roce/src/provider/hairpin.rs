@@ -1,11 +1,11 @@
-//! Frames from the device to itself.
+//! Records from the device to itself.
 
 use std::collections::VecDeque;
 
 /// Buffers kept for re-use.
 const SPARE: usize = 64;
 
-/// A queue of frames that turn around. Its length is bounded by its user, who takes all frames that wait before it adds a
+/// A queue of records that turn around. Its length is bounded by its user, who takes all records that wait before it adds a
 /// batch.
 #[derive(Debug, Default)]
 pub(super) struct Hairpin {
@@ -14,10 +14,10 @@ pub(super) struct Hairpin {
 }
 
 impl Hairpin {
-    pub(super) fn push(&mut self, frame: &[u8]) {
+    pub(super) fn push(&mut self, record: &[u8]) {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
-        buffer.extend_from_slice(frame);
+        buffer.extend_from_slice(record);
         self.waiting.push_back(buffer);
     }
 

@@ -1,6 +1,8 @@
-//! The engine as a [`verbs::Provider`]: with guest memory under it and an Ethernet link beside it.
+//! The engine as a [`verbs::Provider`]: with guest memory under it, and an Ethernet link and channels beside it.
 
+mod direct;
 mod hairpin;
+mod lines;
 mod mover;
 
 use std::hash::{BuildHasher, RandomState};
@@ -8,6 +10,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_model::direct::{Exchange, MAX_RECORD};
 use device_model::net::{Link, MacAddr};
 use device_model::ram::GuestRam;
 use device_model::save::{Record, RestoreError, SaveError};
@@ -18,7 +21,8 @@ use verbs::{
 };
 
 use self::hairpin::Hairpin;
-use self::mover::Mover;
+use self::lines::Line;
+use self::mover::{Mover, Received};
 use crate::engine::{Config, Counters, Engine, Transmit};
 use crate::wire::{self, Frame};
 
@@ -47,14 +51,20 @@ impl RoceConfig {
     }
 }
 
-/// A RoCE v2 device: engine, guest memory and link.
+/// A RoCE v2 device: engine, guest memory, link, and channels to other machines.
 ///
-/// Frames to own addresses never reach the link: they turn around inside.
+/// Packets to own addresses never reach the link: they turn around inside. Packets to a machine with a channel go that way.
 pub struct RoceProvider {
     engine: Engine,
     mover: Mover,
     link: Arc<dyn Link>,
     hairpin: Hairpin,
+    lines: Vec<Line>,
+    exchange: Option<Box<dyn Exchange>>,
+    /// The record being taken.
+    record: Box<[u8; MAX_RECORD]>,
+    /// The time of the latest call that was told one.
+    now: Instant,
     /// The link had no room for the frame that the mover holds.
     stalled: Option<Stall>,
 }
@@ -88,7 +98,17 @@ impl RoceProvider {
         let mut engine = Engine::new(config.engine, Box::new(Arc::clone(&ram)));
         engine.set_active_mtu(active_mtu(&*link)?);
         let mover = Mover::new(config.mac, ram);
-        Ok(Self { engine, mover, link, hairpin: Hairpin::default(), stalled: None })
+        Ok(Self {
+            engine,
+            mover,
+            link,
+            hairpin: Hairpin::default(),
+            lines: Vec::new(),
+            exchange: None,
+            record: Box::new([0; MAX_RECORD]),
+            now: Instant::ZERO,
+            stalled: None,
+        })
     }
 
     /// What was counted.
@@ -100,18 +120,9 @@ impl RoceProvider {
         match Frame::parse(bytes) {
             Ok(frame) => {
                 self.engine.receive(now, &frame);
-                self.mover.apply(&mut self.engine, bytes);
+                self.mover.apply(&mut self.engine, Received::Here(bytes));
             }
             Err(error) => self.engine.count_bad_frame(error),
-        }
-    }
-
-    /// Takes the frames that turned around, as many as there were at the start.
-    fn take_hairpin(&mut self, now: Instant) {
-        for _ in 0..self.hairpin.len() {
-            let Some(bytes) = self.hairpin.pop() else { break };
-            self.take_frame(now, &bytes);
-            self.hairpin.recycle(bytes);
         }
     }
 
@@ -140,6 +151,11 @@ impl RoceProvider {
         }
     }
 
+    /// Sends what is due, a bounded amount. Returns whether there may be more.
+    fn send_batch(&mut self, now: Instant) -> bool {
+        (0..BATCH).all(|_| self.send_next(now))
+    }
+
     /// Sends one packet. Returns `false` when there is none, or no room for it.
     fn send_next(&mut self, now: Instant) -> bool {
         let out = match self.engine.transmit(now) {
@@ -147,10 +163,14 @@ impl RoceProvider {
             Transmit::Again => return true,
             Transmit::Idle => return false,
         };
+        if self.send_direct(&out) {
+            return true;
+        }
+        let counters = self.engine.counters_mut();
+        counters.tx_packets += 1;
+        counters.tx_bytes += u64::from(out.len);
         if !self.mover.gather(&out) {
             self.engine.memory_fault(out.qp);
-        } else if self.engine.owns(&out.path.dst) {
-            self.hairpin.push(self.mover.frame());
         } else if !self.send() {
             self.engine.counters_mut().tx_deferred += 1;
             self.stalled = Some(Stall::new(now, LINK_RETRY));
@@ -184,7 +204,9 @@ impl Provider for RoceProvider {
     }
 
     fn deregister_mr(&mut self, mr: MrId) -> Result<(), Error> {
-        self.engine.deregister_mr(mr)
+        let done = self.engine.deregister_mr(mr);
+        self.settle();
+        done
     }
 
     fn create_cq(&mut self, cq: CqId, init: CqInit) -> Result<(), Error> {
@@ -197,6 +219,7 @@ impl Provider for RoceProvider {
 
     fn fail_cq(&mut self, cq: CqId) {
         self.engine.fail_cq(cq);
+        self.settle();
     }
 
     fn create_srq(&mut self, srq: SrqId, init: SrqInit) -> Result<(), Error> {
@@ -220,7 +243,13 @@ impl Provider for RoceProvider {
     }
 
     fn modify_qp(&mut self, now: Instant, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
-        self.engine.modify_qp(now, qp, attr, mask)
+        self.now = now;
+        let done = self.engine.modify_qp(now, qp, attr, mask);
+        self.settle();
+        if done.is_ok() && mask.contains(QpAttrMask::AV) {
+            self.want(attr.av.dmac);
+        }
+        done
     }
 
     fn query_qp(&self, qp: QpId) -> Result<QpAttr, Error> {
@@ -228,7 +257,9 @@ impl Provider for RoceProvider {
     }
 
     fn destroy_qp(&mut self, qp: QpId) -> Result<(), Error> {
-        self.engine.destroy_qp(qp)
+        let done = self.engine.destroy_qp(qp);
+        self.settle();
+        done
     }
 
     fn set_gid(&mut self, entry: GidEntry) -> Result<(), Error> {
@@ -256,20 +287,28 @@ impl Provider for RoceProvider {
     }
 
     fn receive(&mut self, now: Instant, frame: &[u8]) {
+        self.now = now;
         self.take_frame(now, frame);
+        self.settle();
     }
 
     fn advance(&mut self, now: Instant) -> bool {
+        self.now = now;
+        self.follow_channels();
         self.take_hairpin(now);
-        if !self.unstall(now) {
-            return false;
+        let mut more = self.take_records(now);
+        self.retry_held();
+        if self.unstall(now) {
+            more |= self.send_batch(now);
         }
-        for _ in 0..BATCH {
-            if !self.send_next(now) {
-                return !self.hairpin.is_empty();
-            }
-        }
-        true
+        self.lines.iter_mut().for_each(|line| line.channel.flush());
+        self.settle();
+        more | !self.hairpin.is_empty()
+    }
+
+    fn rest(&mut self) -> bool {
+        // The others are asked again when they are about to rest the next time.
+        self.lines.iter_mut().all(|line| line.channel.rest())
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -291,6 +330,7 @@ impl Provider for RoceProvider {
 
     fn reset(&mut self) {
         self.engine.reset();
+        self.settle();
         self.hairpin.clear();
         self.stalled = None;
     }

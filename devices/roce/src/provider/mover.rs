@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use device_model::net::{MAX_FRAME, MacAddr};
-use device_model::ram::GuestRam;
-use verbs::{QpId, Segments};
+use device_model::ram::{GuestRam, RamError, RamSlice};
+use verbs::{QpId, Segment, Segments};
 use vm_memory::VolatileMemory;
 use vm_memory::bitmap::Bitmap;
 
 use crate::engine::Engine;
 use crate::engine::plan::{Effect, Outgoing, Source};
 use crate::psn::Psn;
+use crate::wire::message::{self, FRAME, FRAME_AT, MAX_VALUE};
 use crate::wire::{AtomicKind, Header, icrc};
 
 /// Bytes an atomic operation works on.
@@ -22,19 +23,56 @@ const WORD: usize = size_of::<u64>();
 pub(super) struct Mover {
     mac: MacAddr,
     ram: Arc<dyn GuestRam>,
-    /// The frame being sent.
+    /// The frame being sent, as a record of a channel.
     frame: Box<[u8]>,
     len: usize,
+    /// The message being sent.
+    message: Box<[u8; message::MAX_MESSAGE]>,
+}
+
+/// A payload that was received.
+#[derive(Clone, Copy)]
+pub(super) enum Received<'a> {
+    /// The frame or record that it is in.
+    Here(&'a [u8]),
+    /// The runs of memory that it is in, and who copies them.
+    There(&'a [Segment], &'a dyn Fn(u64, &RamSlice<'_>) -> Result<(), RamError>),
 }
 
 impl Mover {
     pub(super) fn new(mac: MacAddr, ram: Arc<dyn GuestRam>) -> Self {
-        Self { mac, ram, frame: vec![0; MAX_FRAME].into(), len: 0 }
+        let mut frame: Box<[u8]> = vec![0; FRAME_AT + MAX_FRAME].into();
+        frame[0] = FRAME;
+        Self { mac, ram, frame, len: 0, message: Box::new([0; message::MAX_MESSAGE]) }
     }
 
     /// The frame that was gathered last.
     pub(super) fn frame(&self) -> &[u8] {
-        self.frame.get(..self.len).unwrap_or_default()
+        self.frame_record().get(FRAME_AT..).unwrap_or_default()
+    }
+
+    /// The same as a record.
+    pub(super) fn frame_record(&self) -> &[u8] {
+        self.frame.get(..FRAME_AT + self.len).unwrap_or_default()
+    }
+
+    /// Guest memory.
+    pub(super) fn ram(&self) -> &dyn GuestRam {
+        &*self.ram
+    }
+
+    /// Builds the message of a packet: a short payload is in it, a longer one stays where it is. Fails when a short one is
+    /// not all RAM.
+    pub(super) fn message(&mut self, out: &Outgoing) -> Option<&[u8]> {
+        let by_value = out.len <= MAX_VALUE;
+        let runs = if by_value { &[] } else { &out.segments[..] };
+        let end = message::encode(&mut self.message, &out.path, &out.packet, out.len, runs)?;
+        let (record, _) = self.message.split_at_mut_checked(end)?;
+        if by_value {
+            let (_, place) = record.split_at_mut_checked(end.checked_sub(out.len as usize)?)?;
+            collect(&*self.ram, &out.segments, place)?;
+        }
+        Some(record)
     }
 
     /// Builds the frame of a packet. Fails when its payload is not all RAM.
@@ -47,18 +85,12 @@ impl Mover {
         let end = start + out.len as usize;
         let icrc_at = end + header.pad();
         let total = icrc_at + icrc::LEN;
-        let Some(frame) = self.frame.get_mut(..total) else { return false };
+        let Some(frame) = self.frame.get_mut(FRAME_AT..FRAME_AT + total) else { return false };
         let (head, rest) = frame.split_at_mut(start);
         head.copy_from_slice(header.bytes());
-        let (mut payload, tail) = rest.split_at_mut(end - start);
-        for segment in &out.segments {
-            let Some((place, rest)) = payload.split_at_mut_checked(segment.len as usize) else {
-                return false;
-            };
-            if self.ram.read(segment.gpa, place).is_err() {
-                return false;
-            }
-            payload = rest;
+        let (payload, tail) = rest.split_at_mut(end - start);
+        if collect(&*self.ram, &out.segments, payload).is_none() {
+            return false;
         }
         tail.fill(0);
         let mut crc = header.icrc();
@@ -70,14 +102,18 @@ impl Mover {
         true
     }
 
-    /// Executes what the engine wants done after a frame was received.
-    pub(super) fn apply(&self, engine: &mut Engine, frame: &[u8]) {
+    /// Executes what the engine wants done after a packet was received.
+    pub(super) fn apply(&self, engine: &mut Engine, received: Received<'_>) {
         while let Some(effect) = engine.next_effect() {
             match effect {
                 Effect::Place { qp, from, to } => {
-                    let placed = match from {
-                        Source::Frame(range) => self.place(frame, range, &to),
-                        Source::Value(bytes) => self.place(&bytes, 0..WORD, &to),
+                    let placed = match (from, received) {
+                        (Source::Value(bytes), _) => self.place(&bytes, 0..WORD, &to),
+                        (Source::Payload(range), Received::Here(bytes)) => self.place(bytes, range, &to),
+                        (Source::Payload(range), Received::There(runs, pull)) => {
+                            engine.counters_mut().direct_copied_bytes += range.len() as u64;
+                            self.pull(runs, range, &to, pull)
+                        }
                     };
                     if placed.is_none() {
                         engine.memory_fault(qp);
@@ -94,6 +130,34 @@ impl Mover {
             let (part, after) = rest.split_at_checked(segment.len as usize)?;
             self.ram.write(segment.gpa, part).ok()?;
             rest = after;
+        }
+        Some(())
+    }
+
+    /// Copies a range of what lies in `runs`, in pieces that are one run on either side.
+    fn pull(
+        &self,
+        runs: &[Segment],
+        range: Range<usize>,
+        to: &Segments,
+        copy: &dyn Fn(u64, &RamSlice<'_>) -> Result<(), RamError>,
+    ) -> Option<()> {
+        let mut skip = u32::try_from(range.start).ok()?;
+        let mut runs = runs.iter().copied();
+        let mut from = Segment { gpa: 0, len: 0 };
+        for segment in to {
+            let Segment { mut gpa, mut len } = *segment;
+            while len > 0 {
+                if skip >= from.len {
+                    skip -= from.len;
+                    from = runs.next()?;
+                    continue;
+                }
+                let take = len.min(from.len - skip);
+                let place = self.ram.slice(gpa, take as usize).ok()?;
+                copy(from.gpa.checked_add(u64::from(skip))?, &place).ok()?;
+                (gpa, len, skip) = (gpa + u64::from(take), len - take, skip + take);
+            }
         }
         Some(())
     }
@@ -121,4 +185,14 @@ impl Mover {
         slice.bitmap().mark_dirty(0, WORD);
         Some(original)
     }
+}
+
+/// Copies what lies in `segments` to `place`, which has their length.
+fn collect(ram: &dyn GuestRam, segments: &Segments, mut place: &mut [u8]) -> Option<()> {
+    for segment in segments {
+        let (part, rest) = place.split_at_mut_checked(segment.len as usize)?;
+        ram.read(segment.gpa, part).ok()?;
+        place = rest;
+    }
+    Some(())
 }

@@ -12,6 +12,7 @@ mod ext;
 mod frame;
 pub mod icrc;
 mod ip;
+pub mod message;
 mod opcode;
 mod pdu;
 
@@ -20,6 +21,7 @@ pub use bth::{P_KEY_DEFAULT, Packet};
 pub use encode::{Header, MAX_HEADER};
 pub use ext::{Aeth, AtomicEth, AtomicKind, Deth, NakCode, Reth, Syndrome};
 pub use frame::{Family, Frame, FrameError, GrhSource, destination};
+pub use message::{MAX_CHUNK, Message};
 pub use opcode::{Opcode, Position, Service};
 pub use pdu::Pdu;
 

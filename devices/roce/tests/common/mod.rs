@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unreachable_pub, reason = "shared by test binaries")]
 
+pub mod carrier;
 pub mod edit;
 pub mod node;
 pub mod scenario;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use device_model::time::Instant;
 use verbs::{Access, Mtu, Provider, QpAttr, QpAttrMask, QpId, QpState, Qpn, SendOp};
 
+pub use carrier::Carrier;
 pub use node::Node;
 pub use wire::{Faults, Rng, WireFault};
 
@@ -63,6 +65,8 @@ pub struct World {
     pub now: Instant,
     pub faults: Faults,
     pub hooks: Vec<WireFault>,
+    pub carrier: Carrier,
+    wires: carrier::Wires,
     in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     sequence: u64,
     /// Frames to this node arrive no earlier than that.
@@ -78,6 +82,8 @@ impl World {
             now: Instant::from_nanos(1),
             faults: Faults::none(),
             hooks: Vec::new(),
+            carrier: Carrier::default(),
+            wires: carrier::Wires::default(),
             in_flight: BTreeMap::new(),
             sequence: 0,
             stalled: None,
@@ -153,19 +159,30 @@ impl World {
     pub fn step(&mut self, end: Instant) -> bool {
         self.work();
         let frame = self.in_flight.keys().next().map(|(at, _)| *at);
+        let record = self.wires.depart(self.now + FLIGHT);
         let timers = self.nodes.iter().filter_map(|node| node.provider.next_deadline());
-        let Some(next) = timers.chain(frame).min() else { return false };
+        let Some(next) = timers.chain(frame).chain(record).min() else { return false };
         if next > end {
             self.now = end;
             return false;
         }
         self.now = self.now.max(next);
         self.deliver();
+        self.wires.arrive(self.now);
         true
     }
 
     /// Lets both nodes do what is due now, and takes what they send.
     fn work(&mut self) {
+        self.wires.tend(&mut self.carrier, &mut self.nodes);
+        self.work_once();
+        if !matches!(self.carrier, Carrier::Wire) {
+            // Who waited for room may have it now.
+            self.work_once();
+        }
+    }
+
+    fn work_once(&mut self) {
         for n in 0..2 {
             let mut rounds = 0;
             while self.nodes[n].provider.advance(self.now) {

@@ -60,6 +60,7 @@ impl Load {
         let mut world = World::new();
         world.nodes = [1, 2].map(|number| Node::with(number, 4300, plan.config.clone()));
         world.faults = plan.wire.faults(plan.seed);
+        world.carrier = plan.wire.carrier(plan.seed);
         if plan.wire.marks > 0 {
             world.hooks.push(marking(plan.wire.marks, plan.seed));
         }
@@ -78,7 +79,7 @@ impl Load {
         let tolerance = Tolerance {
             gives_up: plan.wire.is_terrible(),
             runs_out_of_receives: plan.connection.rnr_retry < 7,
-            loses_refusals: plan.wire.loss + plan.wire.reordering > 0,
+            loses_refusals: plan.wire.loss + plan.wire.reordering > 0 || plan.wire.direct.is_some(),
         };
         let model = Model::new(tolerance, &areas, ends.clone(), pools);
         Self {

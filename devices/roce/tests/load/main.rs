@@ -23,14 +23,17 @@ use plan::{Plan, Wire};
 use verbs::WcStatus;
 
 /// From good to hopeless; which one a load has is in its seed.
-const WIRES: [Wire; 7] = [
+const WIRES: [Wire; 10] = [
     Wire { marks: 20, ..Wire::GOOD },
     Wire { loss: 1, duplication: 1, reordering: 1, ..Wire::GOOD },
     Wire { duplication: 30, ..Wire::GOOD },
     Wire { reordering: 50, ..Wire::GOOD },
-    Wire { loss: 10, duplication: 10, reordering: 10, marks: 10, dies: false },
+    Wire { loss: 10, duplication: 10, reordering: 10, marks: 10, dies: false, direct: None },
     Wire { loss: 50, duplication: 50, reordering: 50, ..Wire::GOOD },
     Wire { dies: true, ..Wire::GOOD },
+    Wire { direct: Some(0), ..Wire::GOOD },
+    Wire { direct: Some(5), ..Wire::GOOD },
+    Wire { loss: 5, reordering: 10, direct: Some(20), ..Wire::GOOD },
 ];
 
 /// What becomes of requests in all these loads.
@@ -60,7 +63,7 @@ fn run(seed: u64) -> Outcome {
 
 #[test]
 fn loads_are_exact_or_fail_as_they_must() {
-    let outcomes: Vec<_> = (0..84).map(run).collect();
+    let outcomes: Vec<_> = (0..100).map(run).collect();
     let seen: HashSet<_> = outcomes.iter().flat_map(|outcome| outcome.statuses.iter().copied()).collect();
     assert_eq!(seen, HashSet::from(STATUSES));
     assert!(outcomes.iter().any(|outcome| outcome.failed));

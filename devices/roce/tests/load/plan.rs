@@ -6,7 +6,7 @@ use std::time::Duration;
 use roce::engine::Config;
 use verbs::Mtu;
 
-use crate::common::{Connection, Faults, Rng};
+use crate::common::{Carrier, Connection, Faults, Rng};
 
 /// Most ends of connections.
 pub const MAX_ENDS: usize = 8;
@@ -60,20 +60,31 @@ pub struct Wire {
     pub reordering: u64,
     /// Frames that a congested router marks.
     pub marks: u64,
+    /// Channels are beside it, and one comes or goes in this many percent of steps; none goes for 0.
+    pub direct: Option<u64>,
     /// Nothing passes any more from the middle of the load on.
     pub dies: bool,
 }
 
 impl Wire {
-    pub const GOOD: Self = Self { loss: 0, duplication: 0, reordering: 0, marks: 0, dies: false };
+    pub const GOOD: Self =
+        Self { loss: 0, duplication: 0, reordering: 0, marks: 0, direct: None, dies: false };
 
     pub const fn is_good(self) -> bool {
-        self.loss + self.duplication + self.reordering == 0 && !self.dies
+        self.loss + self.duplication + self.reordering == 0 && self.direct.is_none() && !self.dies
     }
 
     /// Whether a queue pair may run out of retries.
     pub const fn is_terrible(self) -> bool {
         self.loss >= 10 || self.dies
+    }
+
+    pub fn carrier(self, seed: u64) -> Carrier {
+        match self.direct {
+            None => Carrier::Wire,
+            Some(0) => Carrier::Direct,
+            Some(percent) => Carrier::Changing(percent, Rng::new(seed)),
+        }
     }
 
     pub fn faults(self, seed: u64) -> Faults {

@@ -16,7 +16,7 @@ use verbs::{
 use super::requester::{Requester, SendQueue};
 use super::responder::Responder;
 use super::shared::Shared;
-use crate::wire::Path;
+use crate::wire::{MAX_CHUNK, Path};
 
 /// Queue key of the general service interface (IBTA 3.5.3).
 const GSI_QKEY: u32 = 0x8001_0000;
@@ -217,6 +217,11 @@ impl Qp {
 
     const fn rq_flushed(&self, wr_id: u64) -> Completion {
         self.completion(self.init.recv_cq, wr_id, WcOpcode::Recv, WcStatus::WrFlushErr)
+    }
+
+    /// Bytes of a full packet on the carrier that its path has now.
+    pub(crate) fn unit(&self, cx: &Shared) -> u32 {
+        if cx.is_direct(&self.path) { MAX_CHUNK } else { self.mtu().bytes() }
     }
 
     /// Packets of a message of `len` bytes; an empty one takes a packet too.

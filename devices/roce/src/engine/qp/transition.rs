@@ -60,6 +60,7 @@ impl Qp {
         match (from, to) {
             (_, QpState::Reset) => {
                 self.clear();
+                cx.revoked = true;
                 let id = self.id;
                 cx.forget(|event| names_qp(event, id));
             }

@@ -1,10 +1,9 @@
 //! Acknowledgements.
 
-use std::ops::Range;
-
 use verbs::{QpState, WcStatus};
 
 use super::{Phase, Wait};
+use crate::engine::Payload;
 use crate::engine::qp::Qp;
 use crate::engine::shared::Shared;
 use crate::psn::Psn;
@@ -15,7 +14,7 @@ pub(super) struct Gap;
 
 impl Qp {
     /// Takes a response of the peer.
-    pub(crate) fn on_response(&mut self, cx: &mut Shared, packet: &Packet, payload: &Range<usize>) {
+    pub(crate) fn on_response(&mut self, cx: &mut Shared, packet: &Packet, payload: &Payload) {
         let alive = matches!(self.state(), QpState::Rts | QpState::Sqd);
         if !alive || self.is_unsent(packet.psn) {
             cx.counters.dropped_response += 1;

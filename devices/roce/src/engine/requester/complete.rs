@@ -54,7 +54,9 @@ impl Qp {
 
     /// Ends all requests unfinished.
     pub(crate) fn flush_send(&mut self, cx: &mut Shared) {
-        while !self.sq.wqes.is_empty() {
+        while let Some(front) = self.sq.front() {
+            // Its memory is its owner's again.
+            cx.revoked |= front.phase == Phase::Sent;
             self.complete_send(cx, WcStatus::WrFlushErr);
         }
         self.req.failed = None;

@@ -22,7 +22,10 @@ impl Qp {
                 return true;
             }
             SendOp::LocalInv { .. } if !first => return false,
-            SendOp::LocalInv { key } => cx.mrs.invalidate(self.init.pd, *key),
+            SendOp::LocalInv { key } => {
+                cx.revoked = true;
+                cx.mrs.invalidate(self.init.pd, *key)
+            }
             SendOp::FastReg(reg) => cx.mrs.fast_register(self.init.pd, (**reg).clone()),
             _ => Err(Denied),
         };

@@ -1,10 +1,9 @@
 //! Responses that carry data.
 
-use std::ops::Range;
-
 use verbs::{Access, Segments, SendOp, WcStatus};
 
 use super::send::ATOMIC_LEN;
+use crate::engine::Payload;
 use crate::engine::mr::Denied;
 use crate::engine::plan::{Effect, Source};
 use crate::engine::qp::Qp;
@@ -14,31 +13,29 @@ use crate::wire::Position;
 
 impl Qp {
     /// Takes part of the data of a READ. All before `psn` has been acknowledged.
-    pub(super) fn on_read_response(
-        &mut self,
-        cx: &mut Shared,
-        psn: Psn,
-        at: Position,
-        payload: &Range<usize>,
-    ) {
+    pub(super) fn on_read_response(&mut self, cx: &mut Shared, psn: Psn, at: Position, payload: &Payload) {
         let Some(wqe) = self.sq.front().filter(|wqe| matches!(wqe.wr.op, SendOp::Read { .. })) else {
             cx.counters.dropped_response += 1;
             return;
         };
-        let index = psn.since(wqe.first);
-        let offset = index.saturating_mul(self.mtu().bytes());
-        let len = wqe.len.saturating_sub(offset).min(self.mtu().bytes());
-        let ends = self.read_chunk(cx, index, wqe.packets) == 1;
-        if payload.len() != len as usize || at.ends() != ends {
+        let (mtu, index) = (self.mtu().bytes(), psn.since(wqe.first));
+        let offset = index.saturating_mul(mtu);
+        // What is left of the request that this answers.
+        let asked = self.read_chunk(cx, index, wqe.packets).saturating_mul(mtu);
+        let rest = wqe.len.saturating_sub(offset).min(asked);
+        let len = rest.min(payload.unit);
+        let ends = len == rest;
+        if payload.len() != len || at.ends() != ends {
             self.fail_front(cx, WcStatus::BadRespErr);
             return;
         }
-        let finished = index + 1 == wqe.packets;
-        if self.place_response(cx, Source::Frame(payload.clone()), offset, len).is_err() {
+        let next = psn.plus(self.packets(len));
+        let finished = next == wqe.first.plus(wqe.packets);
+        if self.place_response(cx, Source::Payload(payload.range.clone()), offset, len).is_err() {
             self.fail_front(cx, WcStatus::LocProtErr);
             return;
         }
-        self.response_taken(cx, psn, ends, finished);
+        self.response_taken(cx, psn, next, ends, finished);
     }
 
     /// Takes the result of an atomic operation. All before `psn` has been acknowledged.
@@ -54,7 +51,7 @@ impl Qp {
             self.fail_front(cx, WcStatus::LocProtErr);
             return;
         }
-        self.response_taken(cx, psn, true, true);
+        self.response_taken(cx, psn, psn.plus(1), true, true);
     }
 
     fn place_response(&self, cx: &mut Shared, from: Source, offset: u32, len: u32) -> Result<(), Denied> {
@@ -67,12 +64,12 @@ impl Qp {
         Ok(())
     }
 
-    /// Accounts for the response at `psn`, which may end a request packet and the work request.
-    fn response_taken(&mut self, cx: &mut Shared, psn: Psn, ends: bool, finished: bool) {
+    /// Accounts for the response from `psn` up to `next`, which may end a request packet and the work request.
+    fn response_taken(&mut self, cx: &mut Shared, psn: Psn, next: Psn, ends: bool, finished: bool) {
         if ends && self.req.next != psn {
             self.req.reads = self.req.reads.saturating_sub(1);
         }
-        self.req.una = psn.plus(1);
+        self.req.una = next;
         if finished {
             self.complete_send(cx, WcStatus::Success);
             self.complete_done(cx);

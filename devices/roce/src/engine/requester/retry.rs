@@ -118,6 +118,15 @@ impl Qp {
         self.req.wait = Wait::Rnr(cx.now + rnr_delay(timer));
     }
 
+    /// What was on its way is lost, through nobody's fault: sends it again.
+    pub(crate) fn send_again(&mut self, cx: &mut Shared) {
+        let alive = matches!(self.state(), QpState::Rts | QpState::Sqd);
+        if alive && self.req.una != self.req.sent && !matches!(self.req.wait, Wait::Rnr(_)) {
+            self.rewind();
+            self.wake(cx);
+        }
+    }
+
     fn resend(&mut self, cx: &mut Shared) {
         self.req.window.on_loss();
         self.rewind();

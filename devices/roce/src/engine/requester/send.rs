@@ -36,6 +36,9 @@ struct Part {
 impl Qp {
     /// Takes a turn at sending. Answers and own requests alternate, so that neither keeps the other waiting.
     pub(crate) fn transmit(&mut self, cx: &mut Shared) -> Transmit {
+        if self.is_rc() && cx.neighbours.blocks(self.path.dmac, self.id) {
+            return Transmit::Idle;
+        }
         let answer = !self.answered;
         for answer in [answer, !answer] {
             let step =
@@ -141,7 +144,12 @@ impl Qp {
         let Some(wqe) = self.sq.current() else { return Transmit::Idle };
         let in_flight = self.req.next.since(self.req.una);
         let reads_full = wqe.wants_response() && self.req.reads >= self.attr.max_rd_atomic;
-        if in_flight >= self.req.window.packets() || reads_full {
+        let window = if cx.is_direct(&self.path) {
+            self.req.window.direct_packets(self.mtu())
+        } else {
+            self.req.window.packets()
+        };
+        if in_flight >= window || reads_full {
             return Transmit::Idle;
         }
         let part = self.part(cx, wqe, in_flight);
@@ -162,14 +170,15 @@ impl Qp {
 
     /// Describes the packet under the cursor.
     fn part(&self, cx: &Shared, wqe: &SendWqe, in_flight: u32) -> Part {
-        let mtu = self.mtu().bytes();
+        let (mtu, unit) = (self.mtu().bytes(), self.unit(cx));
         let index = self.req.next.since(wqe.first);
         let offset = index.saturating_mul(mtu);
         let rest = wqe.len.saturating_sub(offset);
         let request = |pdu, psns| Part { pdu, offset, len: 0, psns, ack_req: true, solicited: false };
         let atomic = |addr, rkey, kind| request(Pdu::Atomic(AtomicEth { va: addr, rkey, kind }), 1);
 
-        let at = Position::of(index == 0, rest <= mtu);
+        let len = rest.min(unit);
+        let at = Position::of(index == 0, len == rest);
         let on_last = |imm: Option<[u8; 4]>| imm.filter(|_| at.ends());
         let pdu = match wqe.wr.op {
             SendOp::Read { addr, rkey } => {
@@ -192,12 +201,13 @@ impl Qp {
         };
         let window = self.req.window;
         let ack_req = at.ends()
+            || unit > mtu
             || index % window.ack_interval() == window.ack_interval() - 1
             || in_flight + 1 >= window.packets();
         // Only what consumes a receive can be solicited (IBTA 9.2.3).
         let consumes = !matches!(pdu, Pdu::Write { imm: None, .. });
         let solicited = at.ends() && consumes && wqe.wr.flags.contains(SendFlags::SOLICITED);
-        Part { pdu, offset, len: rest.min(mtu), psns: 1, ack_req, solicited }
+        Part { pdu, offset, len, psns: self.packets(len), ack_req, solicited }
     }
 
     /// Sequence numbers that a READ request for packet `index` of a message of `packets` asks for: up to the next multiple

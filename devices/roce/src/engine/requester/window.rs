@@ -6,6 +6,8 @@ use crate::engine::Config;
 
 /// Smallest window: enough that a lost packet is noticed by the ones after it.
 const MIN: u32 = 16;
+/// Bytes on their way to a peer that copies them itself, in full packets: enough to keep it busy.
+const DIRECT_BYTES: u32 = 4 << 20;
 
 /// A window of packets that halves at a loss and grows back with what gets through.
 ///
@@ -36,6 +38,12 @@ impl Window {
 
     pub(super) const fn packets(self) -> u32 {
         self.packets as u32
+    }
+
+    /// The same where the peer copies the bytes itself. No packet is lost there, so only what is worth having on its way
+    /// bounds it; but when the peer does not answer, nothing is sent in vain.
+    pub(super) const fn direct_packets(self, mtu: Mtu) -> u32 {
+        if self.packets == 1 { 1 } else { DIRECT_BYTES / mtu.bytes() }
     }
 
     /// After how many packets of one message an acknowledgement is asked for.

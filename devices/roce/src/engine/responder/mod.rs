@@ -13,13 +13,13 @@ pub(crate) mod save;
 mod write;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use device_model::time::Instant;
 use serde::{Deserialize, Serialize};
 use verbs::{AsyncEvent, QpState, RecvWr, WcOpcode, WcStatus};
 
 use self::read::Response;
+use super::Payload;
 use super::qp::Qp;
 use super::shared::Shared;
 use crate::psn::Psn;
@@ -102,13 +102,12 @@ struct Request<'a> {
     psn: Psn,
     ack_req: bool,
     solicited: bool,
-    payload: &'a Range<usize>,
+    payload: &'a Payload,
 }
 
 impl Request<'_> {
-    /// Bytes of payload; no frame holds more than fit.
     fn len(&self) -> u32 {
-        u32::try_from(self.payload.len()).unwrap_or(u32::MAX)
+        self.payload.len()
     }
 }
 
@@ -132,7 +131,7 @@ impl Responder {
 
 impl Qp {
     /// Takes a request of the peer.
-    pub(crate) fn on_request(&mut self, cx: &mut Shared, packet: &Packet, payload: &Range<usize>) {
+    pub(crate) fn on_request(&mut self, cx: &mut Shared, packet: &Packet, payload: &Payload) {
         self.note_established(cx);
         let ahead = packet.psn.ahead_of(self.resp.expected);
         if ahead < 0 {

@@ -112,17 +112,18 @@ impl Qp {
                 Ok(self.reply_packet(response.psn, Pdu::AtomicAck { aeth, original }))
             }
             Data::Read { rest, first } => {
-                let len = rest.len.min(self.mtu().bytes());
+                let len = rest.len.min(self.unit(cx));
                 let at = Position::of(first, len == rest.len);
                 let pdu = Pdu::ReadResponse { at, aeth: (at != Position::Middle).then_some(aeth) };
-                let mut out = self.reply_packet(response.psn, pdu);
+                let (psn, packets) = (response.psn, self.packets(len));
+                let mut out = self.reply_packet(psn, pdu);
                 out.len = len;
                 out.segments = self.read_source(cx, rest, len)?;
                 if at.ends() {
                     self.resp.responses.pop_front();
                 } else if let Some(front) = self.resp.responses.front_mut() {
                     let rest = Reth { va: rest.va + u64::from(len), len: rest.len - len, ..rest };
-                    front.psn = response.psn.plus(1);
+                    front.psn = psn.plus(packets);
                     front.data = Data::Read { rest, first: false };
                 }
                 Ok(out)

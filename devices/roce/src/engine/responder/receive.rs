@@ -48,30 +48,36 @@ impl Qp {
             .map_err(|_| Refusal::BAD_RECEIVE)?;
         if let Some(Extra::Invalidate(rkey)) = extra {
             cx.mrs.invalidate(pd, rkey).map_err(|_| Refusal::INVALID)?;
+            cx.revoked = true;
         }
         *got += len;
         if len > 0 {
-            cx.effect(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
+            cx.effect(Effect::Place {
+                qp: self.id,
+                from: Source::Payload(request.payload.range.clone()),
+                to,
+            });
         }
-        self.executed(cx, request, 1, at.ends());
+        self.executed(cx, request, self.packets(len), at.ends());
         if at.ends() {
             self.finish_send(cx, request, extra);
         }
         Ok(())
     }
 
-    /// Checks what all packets of sends and writes have in common: order of parts, and that only the last part is short.
+    /// Checks what all packets of sends and writes have in common: order of parts, and that only the last part is short
+    /// of a path MTU, or of several where a packet holds them.
     pub(super) fn check_part(
         &self,
         request: &Request<'_>,
         at: Position,
         in_sequence: bool,
     ) -> Result<(), Refusal> {
-        let (len, mtu) = (request.len(), self.mtu().bytes());
+        let (len, mtu, unit) = (request.len(), self.mtu().bytes(), request.payload.unit);
         let fits = match at {
-            Position::First | Position::Middle => len == mtu,
-            Position::Last => (1..=mtu).contains(&len),
-            Position::Only => len <= mtu,
+            Position::First | Position::Middle => (mtu..=unit).contains(&len) && len.is_multiple_of(mtu),
+            Position::Last => (1..=unit).contains(&len),
+            Position::Only => len <= unit,
         };
         if in_sequence && fits { Ok(()) } else { Err(Refusal::INVALID) }
     }

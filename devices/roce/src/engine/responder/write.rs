@@ -46,10 +46,14 @@ impl Qp {
             return Err(Refusal::Nak(NakCode::RemoteOperation, status));
         }
         if len > 0 {
-            cx.effect(Effect::Place { qp: self.id, from: Source::Frame(request.payload.clone()), to });
+            cx.effect(Effect::Place {
+                qp: self.id,
+                from: Source::Payload(request.payload.range.clone()),
+                to,
+            });
         }
         self.resp.message = (!at.ends()).then_some(Inbound::Write { reth, got: got + len });
-        self.executed(cx, request, 1, at.ends());
+        self.executed(cx, request, self.packets(len), at.ends());
         if let Some((imm, wr)) = receive {
             let completion = self.received(&wr, reth.len, WcOpcode::RecvRdmaWithImm, request.solicited);
             let flags = WcFlags::WITH_IMM;

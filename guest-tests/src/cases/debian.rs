@@ -1,5 +1,6 @@
 //! A full Debian system, run by systemd from a disk.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +19,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("debian/systemd-brings-all-units-and-a-login-prompt-up", all_units),
         Case::new("debian/udev-names-an-active-device", active_device),
         Case::new("debian/pingpong-to-itself", pingpong_to_itself),
+        Case::new("debian/doctor-finds-all-in-its-disk", doctor),
         Case::new("debian/systemd-powers-off", power_off),
     ]
 }
@@ -44,6 +46,17 @@ fn active_device(stand: &mut Stand<'_>) -> Result<()> {
     let output = stand.a().must(format!("ibv_devinfo -d {}", device.name))?;
     let info = device_info(&output).with_context(|| format!("ibv_devinfo printed\n{output}"))?;
     ensure!(info.state == "PORT_ACTIVE", "Its port is {}", info.state);
+    Ok(())
+}
+
+fn doctor(stand: &mut Stand<'_>) -> Result<()> {
+    let disk = stand.setup.debian.as_ref().context("There is no full Debian")?;
+    let doctor = Command::new(&stand.setup.programs.verbena).args(["doctor", "--disk"]).arg(disk).output()?;
+    let text = String::from_utf8(doctor.stdout)?;
+    for part in ["Guest module vmxnet3", "Guest module vmw_pvrdma", "Guest user space"] {
+        ensure!(text.contains(&format!("ok    {part}: ")), "It does not find {part} in order:\n{text}");
+    }
+    ensure!(!text.contains("Guest module order"), "It misses the order that the disk lays down:\n{text}");
     Ok(())
 }
 

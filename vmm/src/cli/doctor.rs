@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use vmm_api::Client;
 
 use super::inspect::explain;
-use crate::doctor::{Finding, Level, check_host, check_machine, check_modules, check_root};
+use crate::doctor::{Finding, Level, check_disk, check_host, check_machine, check_modules, check_root};
 use crate::error::{Exit, Result};
 
 const STATUS: &str = "\
@@ -23,6 +23,10 @@ pub(super) struct Command {
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 
+    /// Raw disk image of a guest, with an ext4 file system, to check likewise; nothing is mounted and no privilege needed
+    #[arg(long, value_name = "IMAGE")]
+    disk: Vec<PathBuf>,
+
     /// API socket of a running machine to check
     #[arg(long, value_name = "PATH")]
     api_socket: Option<PathBuf>,
@@ -33,6 +37,7 @@ impl Command {
         let mut findings = check_host();
         findings.extend(self.modules.iter().flat_map(|tree| check_modules(tree)));
         findings.extend(self.root.iter().flat_map(|root| check_root(root)));
+        findings.extend(self.disk.iter().flat_map(|image| check_disk(image)));
         if let Some(path) = &self.api_socket {
             let report =
                 Client::connect(path).and_then(|mut client| client.rdma_show(None)).map_err(explain)?;

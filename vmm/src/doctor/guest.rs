@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{Finding, check_modules};
 
 /// Where distributions keep libraries.
-const LIBRARY_DIRECTORIES: [&str; 5] =
+pub(super) const LIBRARY_DIRECTORIES: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "lib/x86_64-linux-gnu", "lib64"];
 /// Bytes of locked memory below which programs fail to register buffers.
 const LITTLE_MEMLOCK_KIB: u64 = 8192;

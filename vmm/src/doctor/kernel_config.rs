@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use super::modules::roots;
+
 /// How an option is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
@@ -22,11 +24,7 @@ impl KernelConfig {
     pub(super) fn beside(modules: &Path) -> Option<Self> {
         let release = modules.file_name()?.to_string_lossy().into_owned();
         let mut places = vec![modules.join("config"), modules.join("build/.config")];
-        if let Some(root) = modules.ancestors().nth(3) {
-            places.push(root.join("boot").join(format!("config-{release}")));
-            // With /usr merged, the tree is one directory deeper.
-            places.extend(root.parent().map(|root| root.join("boot").join(format!("config-{release}"))));
-        }
+        places.extend(roots(modules).map(|root| root.join("boot").join(format!("config-{release}"))));
         places.iter().find_map(|place| fs::read_to_string(place).ok()).map(Self)
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Each check gathers facts first and judges them then, so that the judgement can be tested without a broken machine.
 
+mod disk;
 mod guest;
 mod host;
 mod kernel_config;
@@ -10,6 +11,7 @@ mod modules;
 
 use std::fmt;
 
+pub use disk::check_disk;
 pub use guest::check_root;
 pub use host::check_host;
 pub use machine::check_machine;

@@ -10,6 +10,9 @@ use super::kernel_config::{KernelConfig, Setting};
 /// Files looked at in a module tree at most; distributions have some ten thousand.
 const MAX_FILES: usize = 200_000;
 
+/// Where modprobe(8) has its configuration.
+pub(super) const MODPROBE_DIRECTORIES: [&str; 3] = ["etc/modprobe.d", "lib/modprobe.d", "usr/lib/modprobe.d"];
+
 /// A module that RDMA in the guest needs.
 struct Needed {
     name: &'static str,
@@ -90,8 +93,25 @@ impl Modules {
         }
         let text = |name: &str| fs::read_to_string(tree.join(name)).unwrap_or_default();
         let built_in = text("modules.builtin").lines().filter_map(module_name).collect();
-        Ok(Self { files, built_in, soft_dependencies: text("modules.softdep") })
+        let configuration = modprobe_configuration(tree);
+        Ok(Self { files, built_in, soft_dependencies: text("modules.softdep") + "\n" + &configuration })
     }
+}
+
+/// Root directories that a module tree `…/lib/modules/RELEASE` may belong to: with `/usr` merged it is one directory deeper.
+pub(super) fn roots(tree: &Path) -> impl Iterator<Item = &Path> {
+    tree.ancestors().skip(3).take(2)
+}
+
+/// What modprobe(8) would read, of any name.
+fn modprobe_configuration(tree: &Path) -> String {
+    roots(tree)
+        .flat_map(|root| MODPROBE_DIRECTORIES.map(|directory| root.join(directory)))
+        .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "conf"))
+        .filter_map(|entry| fs::read_to_string(entry.path()).ok())
+        .map(|text| text + "\n")
+        .collect()
 }
 
 /// The module in a file `…/some-name.ko`, compressed or not.
@@ -197,6 +217,9 @@ mod tests {
         assert_eq!(levels(&findings), [Level::Good; 5], "{findings:?}");
         let findings = check(&root(&[&files[..2], &REST[..]].concat()));
         assert_eq!(findings[5].level, Level::Note);
+        let remedied = ("etc/modprobe.d/rdma.conf", "softdep vmw_pvrdma pre: vmxnet3");
+        let findings = check(&root(&[&files[..2], &[remedied], &REST[..]].concat()));
+        assert_eq!(levels(&findings), [Level::Good; 5], "{findings:?}");
     }
 
     #[test]

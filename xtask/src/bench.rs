@@ -1,4 +1,4 @@
-//! `./dev bench`: what the engine costs.
+//! `./dev bench`: what the engine and the device cost.
 
 use std::process::ExitCode;
 
@@ -7,9 +7,10 @@ use clap::Args;
 
 use crate::cargo::cargo;
 
-/// Measure the engine in one process: codec, packets, messages, beside references from the same run.
+/// Measure in one process: the engine's codec, packets and messages, the device's registration of memory, all beside
+/// references from the same run.
 ///
-/// These are engine-level figures: no guest runs and nothing leaves the process.
+/// No guest runs and nothing leaves the process.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Only rows whose name contains one of these words.
@@ -17,10 +18,17 @@ pub(crate) struct Arguments {
     rows: Vec<String>,
 }
 
+/// Packages and their benchmarks.
+const BENCHES: &[(&str, &str)] = &[("roce", "engine"), ("pvrdma", "registration")];
+
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let bench = ["bench", "--package", "roce", "--bench", "engine", "--"];
-        let status = cargo(bench).args(&self.rows).status()?;
-        Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        for (package, bench) in BENCHES {
+            let bench = ["bench", "--package", package, "--bench", bench, "--"];
+            if !cargo(bench).args(&self.rows).status()?.success() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }

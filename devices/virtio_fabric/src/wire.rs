@@ -121,6 +121,12 @@ pub enum Error {
     Frame(u8),
 }
 
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// The first `N` bytes, as an array.
 fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Error> {
     bytes.first_chunk().ok_or(Error::Short { got: bytes.len(), want: N })

@@ -16,6 +16,9 @@ struct Connect {
     id: u16,
     vq: u16,
     size: u16,
+    /// The id of a session that it makes.
+    session_id: [u8; 16],
+    now: Duration,
 }
 
 impl Target {
@@ -31,7 +34,7 @@ impl Target {
         let Request::Connect { instance, vq, size, .. } = command.request else {
             return self.close(conn, now);
         };
-        let about = Connect { conn, id: command.id, vq, size };
+        let about = Connect { conn, id: command.id, vq, size, session_id, now };
         let result = if body.is_empty() && instance != NEW_INSTANCE {
             self.attach(&about, instance, None)
         } else if body.len() != CONNECT_BODY {
@@ -40,7 +43,7 @@ impl Target {
             match ConnectBody::parse(body) {
                 Err(_) => Err(Status::BadName),
                 Ok(body) if body.target != self.config.name => Err(Status::NoTarget),
-                Ok(body) if instance == NEW_INSTANCE => self.connect_control(&about, &body, session_id, now),
+                Ok(body) if instance == NEW_INSTANCE => self.connect_control(&about, &body),
                 Ok(body) => self.attach(&about, instance, Some(&body)),
             }
         };
@@ -53,13 +56,7 @@ impl Target {
         }
     }
 
-    fn connect_control(
-        &mut self,
-        about: &Connect,
-        body: &ConnectBody,
-        session_id: [u8; 16],
-        now: Duration,
-    ) -> Result<(), Status> {
+    fn connect_control(&mut self, about: &Connect, body: &ConnectBody) -> Result<(), Status> {
         if about.size > CONTROL_QUEUE_SIZE {
             return Err(Status::QueueSizeQuota);
         }
@@ -70,19 +67,13 @@ impl Target {
         }
         match &body.extension {
             Some(e) if e.flags.contains(ConnectFlags::DISCOVERY_ONLY) => Err(Status::NoCommand),
-            Some(e) if e.flags.contains(ConnectFlags::RESUME) => self.resume(about, body, e, now),
-            _ => self.create(about, body, session_id, now),
+            Some(e) if e.flags.contains(ConnectFlags::RESUME) => self.resume(about, body, e),
+            _ => self.create(about, body),
         }
     }
 
     /// A new instance.
-    fn create(
-        &mut self,
-        about: &Connect,
-        body: &ConnectBody,
-        session_id: [u8; 16],
-        now: Duration,
-    ) -> Result<(), Status> {
+    fn create(&mut self, about: &Connect, body: &ConnectBody) -> Result<(), Status> {
         if self.draining || self.sessions.len() >= self.config.max_instances.into() {
             return Err(Status::NoDevice);
         }
@@ -97,7 +88,7 @@ impl Target {
         });
         let session = Session {
             instance,
-            id: session_id,
+            id: about.session_id,
             initiator: body.initiator.clone(),
             epoch,
             features: wanted
@@ -108,7 +99,7 @@ impl Target {
             detached: None,
             life: life.min(self.config.session_life),
             keepalive: keepalive.min(self.config.max_keepalive),
-            heard: now,
+            heard: about.now,
             status: 0,
             driver_features: 0,
             queues: self.config.device.queue_sizes.iter().map(|_| Queue::default()).collect(),
@@ -122,13 +113,7 @@ impl Target {
     }
 
     /// A session goes on. Whatever connections it has are replaced.
-    fn resume(
-        &mut self,
-        about: &Connect,
-        body: &ConnectBody,
-        e: &Extension,
-        now: Duration,
-    ) -> Result<(), Status> {
+    fn resume(&mut self, about: &Connect, body: &ConnectBody, e: &Extension) -> Result<(), Status> {
         let session = self.sessions.values().find(|s| s.id == e.session_id).ok_or(Status::Stale)?;
         if session.initiator != body.initiator {
             return Err(Status::BadName);
@@ -146,7 +131,7 @@ impl Target {
         session.epoch = e.epoch;
         session.detached = None;
         session.change_unread = false;
-        session.heard = now;
+        session.heard = about.now;
         self.control_up(about, instance, true, ReplyFlags::RESUMED);
         Ok(())
     }

@@ -49,7 +49,7 @@ macro_rules! private_data {
                 let layout = $layout {
                     zero: [0; 2],
                     magic: MAGIC.into(),
-                    $($field: <$ty as Field>::raw(self.$field).into(),)*
+                    $($field: <$wire>::new(self.$field.into()),)*
                     rest: [0; $rest],
                 };
                 layout.as_bytes().try_into().expect("the sizes are equal")
@@ -66,50 +66,23 @@ macro_rules! private_data {
                 if p.magic.get() != MAGIC || p.zero != [0; 2] {
                     return Err(Error::Magic);
                 }
-                Ok($name { $($field: <$ty as Field>::typed(p.$field.get())?,)* })
+                Ok($name { $($field: <$ty>::try_from(p.$field.get())?,)* })
             }
         }
     };
 }
 
-/// A field of private data as a type.
-trait Field: Sized {
-    type Raw;
-    fn raw(self) -> Self::Raw;
-    fn typed(raw: Self::Raw) -> Result<Self, Error>;
-}
-
-macro_rules! plain_field {
-    ($($ty:ty)*) => { $(impl Field for $ty {
-        type Raw = $ty;
-        fn raw(self) -> $ty {
-            self
-        }
-        fn typed(raw: $ty) -> Result<Self, Error> {
-            Ok(raw)
-        }
-    })* };
-}
-
-plain_field!(u16 u32);
-
-impl Field for CmFlags {
-    type Raw = u32;
-    fn raw(self) -> u32 {
-        self.bits()
-    }
-    fn typed(raw: u32) -> Result<Self, Error> {
-        CmFlags::from_bits(raw).ok_or(Error::Flag(raw))
+impl From<CmFlags> for u32 {
+    fn from(flags: CmFlags) -> u32 {
+        flags.bits()
     }
 }
 
-impl Field for Status {
-    type Raw = u16;
-    fn raw(self) -> u16 {
-        self as u16
-    }
-    fn typed(raw: u16) -> Result<Self, Error> {
-        Ok(raw.into())
+impl TryFrom<u32> for CmFlags {
+    type Error = Error;
+
+    fn try_from(bits: u32) -> Result<Self, Error> {
+        CmFlags::from_bits(bits).ok_or(Error::Flag(bits))
     }
 }
 

@@ -15,6 +15,12 @@ macro_rules! statuses {
         }
 
         /// A status that is not known means [`Status::Internal`]: whatever it was, the command failed.
+        impl From<Status> for u16 {
+            fn from(status: Status) -> u16 {
+                status as u16
+            }
+        }
+
         impl From<u16> for Status {
             fn from(value: u16) -> Self {
                 match value {

@@ -53,16 +53,21 @@ impl AsFd for Event {
 
 /// A timerfd on the monotonic clock: readable after its time until [`Timer::take_expired`].
 #[derive(Debug)]
-pub(crate) struct Timer(OwnedFd);
+pub struct Timer(OwnedFd);
 
 impl Timer {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A timer that does not run.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
     }
 
     /// Expires once, `delay` from now; not at all when `None`.
-    pub(crate) fn set(&self, delay: Option<Duration>) {
+    pub fn set(&self, delay: Option<Duration>) {
         // Zero would disarm.
         let delay = delay.map_or(Duration::ZERO, |d| d.max(Duration::from_nanos(1)));
         let it_value = Timespec::try_from(delay).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
@@ -72,7 +77,7 @@ impl Timer {
     }
 
     /// Whether the time has come; makes the descriptor unreadable.
-    pub(crate) fn take_expired(&self) -> bool {
+    pub fn take_expired(&self) -> bool {
         rustix::io::read(&self.0, 0_u64.as_mut_bytes()).is_ok()
     }
 }

@@ -1,4 +1,4 @@
-//! Host side of devices: the network ports that a virtual machine's frames leave by, and the switch between them.
+//! Host side of devices: the network ports that a virtual machine's frames leave by, the switch between them, and files.
 //!
 //! A port is a [`device_model::net::Link`]. [`port::open_with`] makes one from the text a user types and puts in front
 //! of it what was asked for:
@@ -13,6 +13,8 @@
 //! [`switch`] joins virtual machines of one host without privilege, [`udp`] two hosts without privilege, [`tap`] a
 //! machine and its host with it; [`pair`] and [`loopback`] stay inside a process.
 //!
+//! [`file_io`] reads and writes files without waiting.
+//!
 //! Not here: segmentation and receive offload, several frames in one system call, routing, encryption.
 //!
 //! # Trust
@@ -22,12 +24,14 @@
 //!
 //! # Unsafe
 //!
-//! One module, `tap::ioctl`: attaching to a tap interface is an `ioctl` for which no safe wrapper exists.
+//! Two modules: `tap::ioctl`, because attaching to a tap interface is an `ioctl` for which no safe wrapper exists, and
+//! `file_io::uring`, because io_uring borrows buffers beyond what the compiler sees.
 
 mod backlog;
 pub mod capture;
 pub mod clock;
 pub mod event;
+pub mod file_io;
 mod forward;
 mod frame;
 pub mod guard;

@@ -8,15 +8,22 @@
 //!
 //! Not here yet: memory that is named by keys, immediate completions, slots, windows that change, authentication.
 
+mod configuration;
 mod control;
+mod discovery;
 mod link;
 mod queue;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::wire::{ConnectReply, Features, Name, Redirect, Status};
-use crate::{ConnId, GRACE};
+use crate::{ConnId, Framing, GRACE, Message};
+pub use discovery::Discovery;
+
+use configuration::Snapshot;
 use control::{Current, Op};
 use queue::Queue;
 
@@ -33,7 +40,7 @@ pub struct Config {
     pub features: Features,
     /// Device features the driver would accept, bits 0 to 63.
     pub driver_features: u64,
-    /// Virtqueues to attach.
+    /// Virtqueues to attach, or fewer if a target of the extension has fewer.
     pub queues: u16,
     /// Wanted size of each; 0 is the largest.
     pub queue_size: u16,
@@ -49,13 +56,40 @@ pub struct Config {
     pub control_timeout: Duration,
     /// After how long a buffer is aborted, and again as long after, its connection given up.
     pub command_timeout: Duration,
+    /// Whether requests may be executed twice without harm, as those of block devices and entropy sources may. Then a
+    /// target that has lost the session (it was started again) is given all that is in flight in a new one.
+    pub repeatable: bool,
     /// Pause before connecting again; doubled up to 10 seconds.
     pub backoff: Duration,
     /// How long to try.
     pub loss_timeout: Duration,
 }
 
-/// Names a buffer or a configuration access.
+impl Default for Config {
+    /// Without names; section 10 of the specification has the numbers.
+    fn default() -> Self {
+        Config {
+            initiator: Name::default(),
+            target: Name::default(),
+            host_id: [0; 16],
+            features: crate::target::FEATURES.difference(Features::DIGEST),
+            driver_features: !0,
+            queues: 1,
+            queue_size: 0,
+            backlog: 1024,
+            keepalive: Duration::from_secs(5),
+            session_life: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(3),
+            control_timeout: Duration::from_secs(5),
+            command_timeout: Duration::from_secs(30),
+            repeatable: false,
+            backoff: Duration::from_millis(500),
+            loss_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Names a buffer or a write of configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
@@ -65,9 +99,9 @@ pub struct Filled {
     /// The used length.
     pub used: u32,
     /// Bytes from the start.
-    pub data: Vec<u8>,
+    pub data: Bytes,
     /// The last bytes.
-    pub tail: Vec<u8>,
+    pub tail: Bytes,
 }
 
 /// What the engine wants done, and what has happened.
@@ -76,7 +110,9 @@ pub enum Output {
     /// Open a connection: to the configured address, or where the device has moved.
     Open(ConnId, Option<Redirect>),
     /// Send a message.
-    Send(ConnId, Vec<u8>),
+    Send(ConnId, Message),
+    /// What is sent and received from now on is in frames.
+    Framed(ConnId, Framing),
     /// Close a connection. No input about it must follow.
     Close(ConnId),
     /// The device is there and buffers are carried.
@@ -92,10 +128,10 @@ pub enum Output {
     Resumed,
     /// A buffer is done, or why it failed. A failed one may or may not have been executed.
     Completed(Token, Result<Filled, Status>),
-    /// A configuration access is done: the value read, or zero.
-    Config(Token, Result<u64, Status>),
-    /// The configuration is another.
-    ConfigChanged,
+    /// The configuration is this: before `Ready`, and when it has changed.
+    Config(Vec<u8>),
+    /// Configuration is written, or not.
+    ConfigWritten(Token, Result<(), Status>),
     /// The device status is another.
     DeviceStatus(u32),
     /// The target asks to leave; new buffers wait.
@@ -144,6 +180,14 @@ struct Granted {
     reply: Option<ConnectReply>,
 }
 
+/// What must be the same when a device is found again by a new session: device id, features, virtqueues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Former {
+    device: u32,
+    features: u64,
+    queues: usize,
+}
+
 /// The engine.
 #[derive(Debug)]
 pub struct Initiator {
@@ -162,7 +206,11 @@ pub struct Initiator {
     ops: VecDeque<Op>,
     queues: Vec<Queue>,
     draining: bool,
-    generation: Option<u32>,
+    /// A reset was asked for when it could not begin.
+    reset_wanted: bool,
+    /// What the device was when its target lost the session.
+    former: Option<Former>,
+    snapshot: Snapshot,
     device: (u32, u32, u64),
     heard: Duration,
     spoken: Duration,
@@ -191,7 +239,9 @@ impl Initiator {
             current: None,
             ops: VecDeque::new(),
             draining: false,
-            generation: None,
+            reset_wanted: false,
+            former: None,
+            snapshot: Snapshot::default(),
             device: (0, 0, 0),
             heard: Duration::ZERO,
             spoken: Duration::ZERO,
@@ -225,7 +275,7 @@ impl Initiator {
     pub fn submit(
         &mut self,
         vq: u16,
-        out: Vec<u8>,
+        out: Bytes,
         in_length: u32,
         now: Duration,
     ) -> Result<Token, SubmitError> {
@@ -251,26 +301,22 @@ impl Initiator {
         Ok(token)
     }
 
-    /// Reads configuration, 1, 2, 4 or 8 bytes.
-    pub fn read_config(&mut self, offset: u16, bytes: u8, now: Duration) -> Token {
-        self.access(now, |token| Op::ReadConfig { token, offset, bytes })
-    }
-
     /// Writes configuration, 1, 2, 4 or 8 bytes.
     pub fn write_config(&mut self, offset: u16, bytes: u8, value: u64, now: Duration) -> Token {
-        self.access(now, |token| Op::WriteConfig { token, offset, bytes, value })
-    }
-
-    fn access(&mut self, now: Duration, op: impl FnOnce(Token) -> Op) -> Token {
         let token = Token(self.next_token);
         self.next_token += 1;
         if self.phase == Phase::Dead {
-            self.outputs.push_back(Output::Config(token, Err(Status::State)));
+            self.outputs.push_back(Output::ConfigWritten(token, Err(Status::State)));
         } else {
-            self.ops.push_back(op(token));
+            self.ops.push_back(Op::WriteConfig { token, offset, bytes, value });
             self.next_op(now);
         }
         token
+    }
+
+    /// Sizes of the virtqueues; known from [`Output::Ready`] on.
+    pub fn queue_sizes(&self) -> Vec<u16> {
+        self.wanted().iter().map(|queue| queue.size()).collect()
     }
 
     /// Asks the target to cancel a buffer; it is completed in any case.
@@ -287,12 +333,17 @@ impl Initiator {
         }
     }
 
-    /// Resets the device: all buffers are completed, then it comes up again.
-    pub fn reset(&mut self, now: Duration) {
-        if self.phase == Phase::Live {
-            self.phase = Phase::Resetting;
-            self.ops.push_back(Op::Reset);
-            self.next_op(now);
+    /// Resets the device, and brings it up again with `driver_features` of those it offers. Buffers submitted so far are
+    /// completed without success, at the latest with [`Output::ResetDone`]; those that are submitted from now on are for
+    /// the device as it is then.
+    pub fn reset(&mut self, driver_features: u64, now: Duration) {
+        self.config.driver_features = driver_features;
+        self.fail_waiting(Status::Reset);
+        match self.phase {
+            Phase::Closing | Phase::Dead => {}
+            Phase::Live => self.begin_reset(now),
+            // Without a session that is up, the reset waits for it.
+            _ => self.reset_wanted = true,
         }
     }
 
@@ -330,9 +381,16 @@ impl Initiator {
             self.ops.push_back(Op::Keepalive);
             self.next_op(now);
         }
-        for vq in 0..self.config.queues {
+        for vq in 0..self.wanted().len() as u16 {
             self.tick_queue(vq, now);
         }
+    }
+
+    /// The virtqueues that are attached: those that the target has too.
+    fn wanted(&self) -> &[Queue] {
+        let reply = self.granted.and_then(|granted| granted.reply);
+        let there = reply.map_or(usize::MAX, |reply| reply.max_vqs.into());
+        &self.queues[..there.min(self.queues.len())]
     }
 
     /// When [`Initiator::tick`] has something to do.

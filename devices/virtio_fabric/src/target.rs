@@ -1,4 +1,4 @@
-//! The target's engine: one exported device, any number of initiators, over streams.
+//! The target's engine: exported devices, any number of initiators, over streams.
 //!
 //! No sockets and no clock: connections are numbers, time is an argument, and what is to be done comes out of
 //! [`Target::poll`]. A peer is not trusted: before Connect it has one message and [`CONNECT_TIME`]; afterwards it has
@@ -9,6 +9,7 @@
 //! state export.
 
 mod control;
+mod discovery;
 mod queue;
 mod session;
 
@@ -16,19 +17,23 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::wire::{
     CONNECT_BODY, Command, Completion, Event, Features, HEADER, Name, Opcode, Redirect, Reply, Request,
     Status,
 };
-use crate::{ConnId, GRACE};
+use crate::{ConnId, Framing, GRACE, Message};
 use session::{Queue, Session};
 
 /// How long a connection may take until its Connect has arrived.
 pub const CONNECT_TIME: Duration = Duration::from_secs(3);
 
-/// What is exported.
+/// A device that is exported.
 #[derive(Clone, Debug)]
 pub struct Device {
+    /// The name that initiators ask for.
+    pub name: Name,
     /// Virtio device id.
     pub id: u32,
     /// Virtio vendor id.
@@ -48,10 +53,8 @@ pub struct Device {
 /// What a target is made of.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The target's name.
-    pub name: Name,
-    /// What it exports.
-    pub device: Device,
+    /// What it exports. Names are different.
+    pub devices: Vec<Device>,
     /// Transport features it grants.
     pub features: Features,
     /// Most bytes of a command.
@@ -64,13 +67,45 @@ pub struct Config {
     pub session_life: Duration,
     /// Longest keep-alive time-out.
     pub max_keepalive: Duration,
+    /// Readable and writable bytes that a virtqueue's commands may have together before no more are taken from its
+    /// connection.
+    pub max_executing: u64,
     /// Most writable bytes of one command that are kept in case the connection is lost.
     pub replay_limit: usize,
 }
 
+/// Every transport feature that this target knows.
+pub const FEATURES: Features = Features::BASE
+    .union(Features::INLINE_OUT)
+    .union(Features::TAIL_IN)
+    .union(Features::RESUME)
+    .union(Features::ABORT_RESET)
+    .union(Features::BULK_CONFIG)
+    .union(Features::FRAME)
+    .union(Features::DIGEST)
+    .union(Features::EVENTS)
+    .union(Features::DISCOVERY);
+
+impl Default for Config {
+    /// Without devices; section 10 of the specification has the numbers.
+    fn default() -> Self {
+        Config {
+            devices: Vec::new(),
+            features: FEATURES,
+            max_xfer: (4 << 20) + 4096,
+            max_instances: 64,
+            max_pending: 64,
+            session_life: Duration::from_secs(30),
+            max_keepalive: Duration::from_secs(300),
+            max_executing: 8 << 20,
+            replay_limit: 512,
+        }
+    }
+}
+
 /// Names a piece of device work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Job(u64);
+pub struct Job(pub(crate) u64);
 
 /// How a piece of device work ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,16 +115,16 @@ pub struct Done {
     /// The used length.
     pub used: u32,
     /// Writable bytes, from the start.
-    pub data: Vec<u8>,
+    pub data: Bytes,
     /// Writable bytes, the last.
-    pub tail: Vec<u8>,
+    pub tail: Bytes,
     /// Whether it does no harm to execute it again.
     pub repeatable: bool,
 }
 
 impl Done {
     fn failed(status: Status) -> Self {
-        Done { status, used: 0, data: Vec::new(), tail: Vec::new(), repeatable: false }
+        Done { status, used: 0, data: Bytes::new(), tail: Bytes::new(), repeatable: false }
     }
 }
 
@@ -97,19 +132,23 @@ impl Done {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send a message.
-    Send(ConnId, Vec<u8>),
+    Send(ConnId, Message),
+    /// What is sent and received from now on is in frames.
+    Framed(ConnId, Framing),
     /// Close a connection, after what was sent on it. No input about it must follow.
     Close(ConnId),
     /// Execute a request.
     Execute {
         /// Its name.
         job: Job,
+        /// For which of the devices.
+        device: usize,
         /// For which instance.
         instance: u16,
         /// Of which virtqueue.
         vq: u16,
         /// The readable bytes.
-        out: Vec<u8>,
+        out: Bytes,
         /// How many bytes are writable.
         in_length: u32,
     },
@@ -129,6 +168,8 @@ pub enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Pending(Duration),
+    /// Asks what there is, since then.
+    Discovery(Duration),
     Control(u16),
     Queue(u16, u16),
 }
@@ -137,7 +178,8 @@ enum Role {
 #[derive(Debug)]
 pub struct Target {
     config: Config,
-    generation: u32,
+    /// One of each device.
+    generations: Vec<u32>,
     conns: BTreeMap<ConnId, (Role, [u8; 16])>,
     sessions: BTreeMap<u16, Session>,
     jobs: BTreeMap<Job, (u16, u16, u16)>,
@@ -150,8 +192,8 @@ impl Target {
     /// A target without connections.
     pub fn new(config: Config) -> Self {
         Target {
+            generations: vec![0; config.devices.len()],
             config,
-            generation: 0,
             conns: BTreeMap::new(),
             sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
@@ -176,7 +218,7 @@ impl Target {
 
     /// A connection came in. `session_id` is random and used if it makes a session.
     pub fn accepted(&mut self, conn: ConnId, session_id: [u8; 16], now: Duration) {
-        let pending = self.conns.values().filter(|(role, _)| matches!(role, Role::Pending(_))).count();
+        let pending = self.conns.values().filter(|(role, _)| role.deadline().is_some()).count();
         if pending >= self.config.max_pending {
             self.outputs.push_back(Output::Close(conn));
         } else {
@@ -198,17 +240,30 @@ impl Target {
     }
 
     /// A whole message arrived.
-    pub fn message(&mut self, conn: ConnId, bytes: &[u8], now: Duration) {
+    pub fn message(&mut self, conn: ConnId, message: Message, now: Duration) {
+        self.received(conn, message, None, now);
+    }
+
+    /// A whole message arrived whose body has a wrong checksum. Its command fails.
+    pub fn damaged(&mut self, conn: ConnId, message: Message, now: Duration) {
+        self.received(conn, message, Some(Status::Digest), now);
+    }
+
+    fn received(&mut self, conn: ConnId, message: Message, damage: Option<Status>, now: Duration) {
         let Some((role, session_id)) = self.conns.get(&conn).copied() else { return };
-        let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
-            return self.refuse(conn, Status::Protocol, now);
-        };
-        let command = match Command::parse(header) {
+        let Message { header, body } = message;
+        let command = match Command::parse(&header) {
             Ok(command) if command.request.stream_body() == body.len() as u64 => command,
             Ok(_) => return self.refuse(conn, Status::Protocol, now),
             Err(_) => {
                 if !matches!(role, Role::Pending(_)) {
-                    self.complete(conn, Command::id_of(header), Status::NoCommand, Reply::Nothing, &[]);
+                    self.complete(
+                        conn,
+                        Command::id_of(&header),
+                        Status::NoCommand,
+                        Reply::Nothing,
+                        Bytes::new(),
+                    );
                 }
                 return self.refuse(conn, Status::Protocol, now);
             }
@@ -219,15 +274,19 @@ impl Target {
             session.heard = now;
         }
         match role {
-            Role::Pending(_) => self.connect(conn, command, body, session_id, now),
-            Role::Control(instance) => self.control(conn, instance, command, body, now),
-            Role::Queue(instance, vq) => self.buffer(conn, (instance, vq), command, body, now),
+            Role::Pending(_) => self.connect(conn, command, &body, session_id, now),
+            Role::Discovery(_) => self.discovery(conn, command, now),
+            Role::Control(instance) => match damage {
+                Some(status) => self.complete(conn, command.id, status, Reply::Nothing, Bytes::new()),
+                None => self.control(conn, instance, command, &body, now),
+            },
+            Role::Queue(instance, vq) => self.buffer(conn, (instance, vq), command, (body, damage), now),
         }
     }
 
     /// Time has passed.
     pub fn tick(&mut self, now: Duration) {
-        let is_late = |role: &Role| matches!(role, Role::Pending(since) if now >= *since + CONNECT_TIME);
+        let is_late = |role: &Role| role.deadline().is_some_and(|at| now >= at);
         let late: Vec<ConnId> =
             self.conns.iter().filter(|(_, (role, _))| is_late(role)).map(|(conn, _)| *conn).collect();
         for conn in late {
@@ -249,57 +308,71 @@ impl Target {
 
     /// When [`Target::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        let pending = self.conns.values().filter_map(|(role, _)| match role {
-            Role::Pending(since) => Some(*since + CONNECT_TIME),
-            _ => None,
-        });
+        let pending = self.conns.values().filter_map(|(role, _)| role.deadline());
         pending.chain(self.sessions.values().filter_map(Session::deadline)).min()
     }
 
-    /// The configuration is another.
-    pub fn set_config(&mut self, config: Vec<u8>) {
-        self.config.device.config = config;
-        self.changed();
+    /// The configuration of a device is another.
+    pub fn set_config(&mut self, device: usize, config: Vec<u8>) {
+        self.config.devices[device].config = config;
+        self.changed(device);
+    }
+
+    /// Whether more messages of a connection may be taken now.
+    pub fn has_room(&self, conn: ConnId) -> bool {
+        let Some((Role::Queue(instance, vq), _)) = self.conns.get(&conn) else { return true };
+        let queue = self.sessions.get(instance).and_then(|session| session.queues.get(usize::from(*vq)));
+        queue.is_none_or(|queue| queue.executing_bytes < self.config.max_executing)
+    }
+
+    /// Whether nothing is executing and all initiators are ready to go elsewhere, or gone.
+    pub fn is_drained(&self) -> bool {
+        self.jobs.is_empty()
+            && self.sessions.values().all(|session| session.left || session.control.is_none())
     }
 
     /// Tells the driver of an instance that the device needs a reset.
     pub fn needs_reset(&mut self, instance: u16) {
         let Some(session) = self.sessions.get_mut(&instance) else { return };
         session.status |= crate::status::NEEDS_RESET;
-        let (status, events) = (session.status, session.features.contains(Features::EVENTS));
+        let (device, status) = (session.device, session.status);
+        let events = session.features.contains(Features::EVENTS);
         if let (Some(conn), true) = (session.control, events) {
-            self.outputs.push_back(Output::Send(conn, Event::DeviceStatus(status).emit().to_vec()));
+            self.send(conn, Event::DeviceStatus(status).emit(), Bytes::new());
         }
-        self.changed();
+        self.changed(device);
     }
 
     /// Asks initiators to leave within `time`; new instances are refused from now on.
     pub fn drain(&mut self, time: Duration) {
         self.draining = true;
-        self.announce(&Event::Drain(u32::try_from(time.as_millis()).unwrap_or(u32::MAX)).emit());
+        let event = Event::Drain(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
+        self.announce(&Message::bare(event.emit()));
     }
 
     /// Sends all initiators elsewhere.
     pub fn redirect(&mut self, to: &Redirect) {
         let body = to.emit();
-        self.announce(&[&Event::Redirect(body.len() as u32).emit()[..], &body].concat());
+        let header = Event::Redirect(body.len() as u32).emit();
+        self.announce(&Message { header, body: body.into() });
     }
 
     /// Sends an event to all control queues that know such events.
-    fn announce(&mut self, event: &[u8]) {
+    fn announce(&mut self, event: &Message) {
         for session in self.sessions.values().filter(|s| s.features.contains(Features::EVENTS)) {
-            self.outputs.extend(session.control.map(|conn| Output::Send(conn, event.to_vec())));
+            self.outputs.extend(session.control.map(|conn| Output::Send(conn, event.clone())));
         }
     }
 
-    /// Counts the generation on and says so where the last change has been read.
-    fn changed(&mut self) {
-        self.generation = self.generation.wrapping_add(1);
-        for session in self.sessions.values_mut() {
+    /// Counts a device's generation on and says so where the last change has been read.
+    fn changed(&mut self, device: usize) {
+        let generation = self.generations[device].wrapping_add(1);
+        self.generations[device] = generation;
+        let event = Message::bare(Event::ConfigChange(generation).emit());
+        for session in self.sessions.values_mut().filter(|session| session.device == device) {
             if let (Some(conn), false) = (session.control, session.change_unread) {
                 session.change_unread = true;
-                let event = Event::ConfigChange(self.generation).emit();
-                self.outputs.push_back(Output::Send(conn, event.to_vec()));
+                self.outputs.push_back(Output::Send(conn, event.clone()));
             }
         }
     }
@@ -308,9 +381,12 @@ impl Target {
         self.sessions.get_mut(&instance)?.queues.get_mut(usize::from(vq))
     }
 
-    fn complete(&mut self, conn: ConnId, id: u16, status: Status, reply: Reply, body: &[u8]) {
-        let header = Completion { id, status, reply }.emit();
-        self.outputs.push_back(Output::Send(conn, [&header[..], body].concat()));
+    fn complete(&mut self, conn: ConnId, id: u16, status: Status, reply: Reply, body: Bytes) {
+        self.send(conn, Completion { id, status, reply }.emit(), body);
+    }
+
+    fn send(&mut self, conn: ConnId, header: [u8; HEADER], body: Bytes) {
+        self.outputs.push_back(Output::Send(conn, Message { header, body }));
     }
 
     /// Ends a connection whose peer broke the protocol.
@@ -318,7 +394,7 @@ impl Target {
         if let Some((Role::Control(instance), _)) = self.conns.get(&conn)
             && self.sessions.get(instance).is_some_and(|s| s.features.contains(Features::EVENTS))
         {
-            self.outputs.push_back(Output::Send(conn, Event::Terminate(status).emit().to_vec()));
+            self.send(conn, Event::Terminate(status).emit(), Bytes::new());
         }
         self.close(conn, now);
     }
@@ -368,10 +444,23 @@ impl Target {
     }
 }
 
+impl Role {
+    /// When a connection that has no session yet is closed.
+    fn deadline(&self) -> Option<Duration> {
+        match self {
+            Role::Pending(since) => Some(*since + CONNECT_TIME),
+            Role::Discovery(since) => Some(*since + GRACE),
+            Role::Control(_) | Role::Queue(..) => None,
+        }
+    }
+}
+
 impl Session {
     /// When something happens to the session if nothing is heard.
     fn deadline(&self) -> Option<Duration> {
         match self.detached {
+            // What still executes must not come behind what a later session of the same initiator asks for.
+            Some(_) if !self.is_idle() => None,
             Some(since) => Some(since + self.life),
             None => (!self.keepalive.is_zero()).then(|| self.heard + self.keepalive + GRACE),
         }

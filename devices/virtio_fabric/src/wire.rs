@@ -30,6 +30,7 @@ mod cm;
 mod command;
 mod completion;
 mod connect;
+mod discovery;
 mod event;
 mod feature;
 mod frame;
@@ -45,6 +46,7 @@ pub use connect::{
     CONNECT_BODY, CONNECT_REPLY, ConnectBody, ConnectFlags, ConnectReply, Extension, Name, ReplyFlags,
     VERSION,
 };
+pub use discovery::Discovered;
 pub use event::{Event, Redirect};
 pub use feature::Features;
 pub use frame::{FRAME_HEADER, FrameFlags, FrameHeader, FrameType};
@@ -63,6 +65,8 @@ pub const CONTROL_QUEUE_SIZE: u16 = 32;
 pub const EVENT_IDS: u16 = 0xff00;
 /// The port of a target, unless configured otherwise.
 pub const PORT: u16 = 8549;
+/// Most bytes of configuration that are read at once.
+pub const MAX_CONFIG: usize = 1024;
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

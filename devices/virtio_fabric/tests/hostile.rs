@@ -7,13 +7,13 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use virtio_fabric::ConnId;
 use virtio_fabric::target::{self, Done, Target};
 use virtio_fabric::wire::*;
+use virtio_fabric::{ConnId, Message};
 use world::{World, initiator_config, target_config};
 
 /// A message that is often nearly right.
-fn message() -> impl Strategy<Value = Vec<u8>> {
+fn message() -> impl Strategy<Value = Message> {
     let opcodes: Vec<u16> = Opcode::ALL.iter().map(|opcode| *opcode as u16).collect();
     let opcode = prop_oneof![4 => select(opcodes), 2 => Just(Opcode::Vqx as u16), 1 => any::<u16>()];
     let small = prop_oneof![4 => 0u32..6, 1 => any::<u32>()];
@@ -22,13 +22,12 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         let wanted = Command::parse(&bytes).map_or(0, |command| command.request.stream_body());
         let body = if fit && wanted < 5000 { wanted as usize } else { extra };
-        bytes.resize(HEADER + body, 1);
-        bytes
+        Message { header: *bytes.first_chunk().unwrap(), body: vec![1; body].into() }
     })
 }
 
 /// A Connect of a session of this initiator.
-fn connect(instance: u16, vq: u16, flags: ConnectFlags, session: u8, epoch: u32) -> Vec<u8> {
+fn connect(instance: u16, vq: u16, flags: ConnectFlags, session: u8, epoch: u32) -> Message {
     let extension = Extension {
         ver_min: VERSION,
         ver_max: VERSION,
@@ -43,7 +42,7 @@ fn connect(instance: u16, vq: u16, flags: ConnectFlags, session: u8, epoch: u32)
     let body =
         ConnectBody { initiator: name("evil"), target: name("disk"), extension: Some(extension) }.emit();
     let request = Request::Connect { instance, vq, body: 1024, size: 4 };
-    [&Command { id: 0, request }.emit()[..], &body].concat()
+    Message { header: Command { id: 0, request }.emit(), body: body.to_vec().into() }
 }
 
 /// One thing a hostile initiator does.
@@ -51,7 +50,7 @@ fn connect(instance: u16, vq: u16, flags: ConnectFlags, session: u8, epoch: u32)
 enum Act {
     Accept(u64),
     Connect(u64, u16, u16, bool, u32),
-    Message(u64, Vec<u8>),
+    Message(u64, Message),
     Lose(u64),
     Pass(u64),
     Finish(usize),
@@ -80,10 +79,11 @@ proptest! {
         let mut jobs = Vec::new();
         // Up to the driver's OK, so that buffers are not all refused.
         target.accepted(ConnId(0), [0; 16], now);
-        target.message(ConnId(0), &connect(NEW_INSTANCE, 0, ConnectFlags::empty(), 0, 1), now);
-        target.message(ConnId(0), &Command { id: 1, request: Request::SetStatus(15) }.emit(), now);
+        target.message(ConnId(0), connect(NEW_INSTANCE, 0, ConnectFlags::empty(), 0, 1), now);
+        let up = Command { id: 1, request: Request::SetStatus(15) }.emit();
+        target.message(ConnId(0), Message::bare(up), now);
         target.accepted(ConnId(1), [0; 16], now);
-        target.message(ConnId(1), &connect(1, 0, ConnectFlags::empty(), 0, 1), now);
+        target.message(ConnId(1), connect(1, 0, ConnectFlags::empty(), 0, 1), now);
         let mut used = vec![0, 1];
         for act in acts {
             match act {
@@ -94,12 +94,11 @@ proptest! {
                 Act::Accept(_) => {}
                 Act::Connect(conn, instance, vq, resume, epoch) => {
                     let flags = if resume { ConnectFlags::RESUME } else { ConnectFlags::empty() };
-                    target.message(ConnId(conn), &connect(instance, vq, flags, (conn / 2) as u8, epoch), now);
+                    target.message(ConnId(conn), connect(instance, vq, flags, (conn / 2) as u8, epoch), now);
                 }
                 Act::Message(conn, message) => {
-                    let header = message.first_chunk().unwrap();
-                    prop_assert!(target.body_bytes(header).is_none_or(|bytes| bytes <= 4096));
-                    target.message(ConnId(conn), &message, now);
+                    prop_assert!(target.body_bytes(&message.header).is_none_or(|bytes| bytes <= 4096));
+                    target.message(ConnId(conn), message, now);
                 }
                 Act::Lose(conn) => target.lost(ConnId(conn), now),
                 Act::Pass(ms) => {
@@ -107,7 +106,7 @@ proptest! {
                     target.tick(now);
                 }
                 Act::Finish(at) if at < jobs.len() => {
-                    let done = Done { status: Status::Success, used: 1, data: vec![1], tail: vec![], repeatable: true };
+                    let done = Done { status: Status::Success, used: 1, data: vec![1].into(), tail: vec![].into(), repeatable: true };
                     target.done(jobs.remove(at), done);
                 }
                 Act::Finish(_) => {}
@@ -141,17 +140,17 @@ proptest! {
         world.breaks = vec![(at, world::Break::All)];
         let token = world.submit(0, 1, 8, 100);
         world.settle();
-        for (control, mut bytes, as_event) in messages {
+        for (control, mut message, as_event) in messages {
             if as_event {
-                let id = 0xfff9 + u16::from(bytes[4]) % 7;
-                    bytes[2..4].copy_from_slice(&id.to_le_bytes());
+                let id = 0xfff9 + u16::from(message.header[4]) % 7;
+                message.header[2..4].copy_from_slice(&id.to_le_bytes());
             }
             // Whichever connections are the control queue's and the first virtqueue's by now.
             for conn in 0..8 {
                 if (conn % 3 == 0) == control {
-                    let body = world.initiator.body_bytes(ConnId(conn), bytes.first_chunk().unwrap());
+                    let body = world.initiator.body_bytes(ConnId(conn), &message.header);
                     prop_assert!(body.is_none_or(|bytes| bytes <= 4096));
-                    world.initiator.message(ConnId(conn), &bytes, world.now);
+                    world.initiator.message(ConnId(conn), message.clone(), world.now);
                 }
             }
             let mut outputs = 0;
@@ -161,7 +160,7 @@ proptest! {
             prop_assert!(outputs <= 60);
             world.now += Duration::from_secs(1);
             world.initiator.tick(world.now);
-            world.initiator.submit(1, vec![0; 4], 1, world.now).ok();
+            world.initiator.submit(1, vec![0; 4].into(), 1, world.now).ok();
         }
         prop_assert!(world.completed.get(&token).is_none_or(|results| results.len() == 1));
     }
@@ -173,10 +172,10 @@ proptest! {
         world.initiator.start(world.now);
         world.settle();
         let evil = ConnId(1 << 40);
-        for (number, bytes) in messages.iter().enumerate() {
+        for (number, message) in messages.iter().enumerate() {
             world.target.accepted(evil, [200; 16], world.now);
-            world.target.message(evil, &connect(NEW_INSTANCE, 0, ConnectFlags::empty(), 0, 1), world.now);
-            world.target.message(evil, bytes, world.now);
+            world.target.message(evil, connect(NEW_INSTANCE, 0, ConnectFlags::empty(), 0, 1), world.now);
+            world.target.message(evil, message.clone(), world.now);
             let token = world.submit(0, number as u32, 8, 10);
             world.settle();
             prop_assert!(matches!(world.completed[&token][..], [Ok(_)]));

@@ -1,4 +1,4 @@
-//! Features and configuration space of the block device (sections 5.2.3 and 5.2.4).
+//! Features and configuration space of a block device (sections 5.2.3 and 5.2.4).
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::backend::Capabilities;
-use super::{MAX_DISCARD_SECTORS, MAX_SEGMENT, MAX_SEGMENTS, MAX_ZEROES_SECTORS};
+use super::{MAX_DISCARD_SECTORS, MAX_SEGMENTS, MAX_ZEROES_SECTORS};
 
 /// `struct virtio_blk_config` up to the write-zeroes fields.
 #[derive(Default, IntoBytes, Immutable)]
@@ -34,7 +34,8 @@ struct Config {
 
 const _: () = assert!(size_of::<Config>() == 60);
 
-pub(super) fn features(capabilities: &Capabilities, queues: u16) -> u64 {
+/// Feature bits of a disk with `queues` queues.
+pub fn features(capabilities: &Capabilities, queues: u16) -> u64 {
     let Capabilities { read_only, discard } = *capabilities;
     let change = discard && !read_only;
     let optional = [
@@ -49,10 +50,12 @@ pub(super) fn features(capabilities: &Capabilities, queues: u16) -> u64 {
     optional.into_iter().filter(|(offered, _)| *offered).map(|(_, bit)| 1 << bit).sum()
 }
 
-pub(super) fn read(sectors: u64, queues: u16, offset: u64, data: &mut [u8]) {
+/// Configuration space of a disk of `sectors` sectors, with `queues` queues and requests of at most 126 segments of
+/// `max_segment` bytes each.
+pub fn configuration(sectors: u64, queues: u16, max_segment: u32) -> Vec<u8> {
     let config = Config {
         capacity: sectors.into(),
-        size_max: MAX_SEGMENT.into(),
+        size_max: max_segment.into(),
         seg_max: MAX_SEGMENTS.into(),
         num_queues: queues.into(),
         max_discard_sectors: MAX_DISCARD_SECTORS.into(),
@@ -63,8 +66,5 @@ pub(super) fn read(sectors: u64, queues: u16, offset: u64, data: &mut [u8]) {
         write_zeroes_may_unmap: 1,
         ..Config::default()
     };
-    let start = usize::try_from(offset).unwrap_or(usize::MAX);
-    for (to, from) in data.iter_mut().zip(config.as_bytes().iter().skip(start)) {
-        *to = *from;
-    }
+    config.as_bytes().to_vec()
 }

@@ -55,35 +55,57 @@ pub struct RawImage {
     read_only: bool,
 }
 
+/// Opens `path` and locks it against use by another process: shared if read-only, exclusively otherwise. Returns its size
+/// in sectors too.
+///
+/// # Errors
+///
+/// [`ImageError`] names the file and what is wrong with it.
+pub fn open_image(path: &Path, read_only: bool) -> Result<(File, u64), ImageError> {
+    let open_error = |source| ImageError::Open { path: path.into(), source };
+    // Before opening, because opening a pipe waits for its other end.
+    let kind = path.metadata().map_err(open_error)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(ImageError::Kind(path.into()));
+    }
+    let mut file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(open_error)?;
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(ImageError::Locked(path.into())),
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(error)) if is_unsupported(&error) => {}
+        Err(TryLockError::Error(source)) => return Err(open_error(source)),
+    }
+    let sectors = image_sectors(&mut file, path)?;
+    Ok((file, sectors))
+}
+
+/// How many sectors an image has at present.
+///
+/// # Errors
+///
+/// [`ImageError`] if it cannot be a disk any more.
+pub fn image_sectors(mut file: impl Seek, path: &Path) -> Result<u64, ImageError> {
+    // Unlike the metadata, this is right for block devices too.
+    let size =
+        file.seek(SeekFrom::End(0)).map_err(|source| ImageError::Open { path: path.into(), source })?;
+    match size {
+        0 => Err(ImageError::Empty(path.into())),
+        _ if !size.is_multiple_of(SECTOR) => Err(ImageError::Unaligned { path: path.into(), size }),
+        _ => Ok(size / SECTOR),
+    }
+}
+
 impl RawImage {
-    /// Opens `path` and locks it against use by another virtual machine: shared if read-only, exclusively otherwise.
+    /// Opens `path`; see [`open_image`].
     ///
     /// # Errors
     ///
     /// [`ImageError`] names the file and what is wrong with it.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ImageError> {
-        let open_error = |source| ImageError::Open { path: path.into(), source };
-        // Before opening, because opening a pipe waits for its other end.
-        let kind = path.metadata().map_err(open_error)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(ImageError::Kind(path.into()));
-        }
-        let mut file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(open_error)?;
-        let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-        match locked {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(ImageError::Locked(path.into())),
-            // Some network file systems have no locks.
-            Err(TryLockError::Error(error)) if is_unsupported(&error) => {}
-            Err(TryLockError::Error(source)) => return Err(open_error(source)),
-        }
-        // Unlike the metadata, this is right for block devices too.
-        let size = file.seek(SeekFrom::End(0)).map_err(open_error)?;
-        match size {
-            0 => Err(ImageError::Empty(path.into())),
-            _ if !size.is_multiple_of(SECTOR) => Err(ImageError::Unaligned { path: path.into(), size }),
-            _ => Ok(Self { file, sectors: size / SECTOR, read_only }),
-        }
+        let (file, sectors) = open_image(path, read_only)?;
+        Ok(Self { file, sectors, read_only })
     }
 
     fn carry_out(&self, operation: &Operation) -> Result<(), Failure> {

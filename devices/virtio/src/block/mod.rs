@@ -3,19 +3,22 @@
 mod backend;
 mod config;
 mod image;
+pub mod protocol;
 mod request;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_ID_BYTES};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 pub use backend::{BlockBackend, BlockError, Capabilities, Operation, Request};
-pub use image::{ImageError, RawImage};
+pub use config::{configuration, features};
+pub use image::{ImageError, RawImage, image_sectors, open_image};
 
 use crate::buffer::Buffer;
 use crate::device::{Malformed, VirtioDevice};
+use protocol::{Command, Limits};
 use request::Parsed;
 
 /// Bytes of a sector, the unit of all positions and lengths on the interface whatever the block size.
@@ -37,7 +40,7 @@ const MAX_ZEROES_SECTORS: u32 = 1 << 16;
 pub struct Block {
     backend: Arc<dyn BlockBackend>,
     queues: u16,
-    serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
+    serial: protocol::Id,
     /// The driver cannot flush, so each write must be durable when it completes.
     write_through: AtomicBool,
 }
@@ -45,11 +48,12 @@ pub struct Block {
 impl Block {
     /// A disk of `backend`'s sectors with `queues` queues (at least one). Guests see the first 20 bytes of `serial`.
     pub fn new(backend: Arc<dyn BlockBackend>, queues: u16, serial: &str) -> Self {
-        let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
-        for (to, from) in id.iter_mut().zip(serial.bytes()) {
-            *to = from;
+        Self {
+            backend,
+            queues: queues.max(1),
+            serial: protocol::id(serial),
+            write_through: AtomicBool::new(false),
         }
-        Self { backend, queues: queues.max(1), serial: id, write_through: AtomicBool::new(false) }
     }
 
     fn get_id(&self, parsed: Parsed) {
@@ -71,7 +75,7 @@ impl VirtioDevice for Block {
     }
 
     fn features(&self) -> u64 {
-        config::features(&self.backend.capabilities(), self.queues)
+        features(&self.backend.capabilities(), self.queues)
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
@@ -79,7 +83,11 @@ impl VirtioDevice for Block {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        config::read(self.backend.sectors(), self.queues, offset, data);
+        let config = configuration(self.backend.sectors(), self.queues, MAX_SEGMENT);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (to, from) in data.iter_mut().zip(config.into_iter().skip(start)) {
+            *to = from;
+        }
     }
 
     fn activate(&self, features: u64) {
@@ -88,18 +96,15 @@ impl VirtioDevice for Block {
 
     fn handle(&self, _queue: u16, buffer: Buffer) -> Result<(), Malformed> {
         let parsed = Parsed::new(buffer)?;
-        if parsed.is_get_id() {
-            self.get_id(parsed);
-            return Ok(());
-        }
-        let limits = request::Limits {
+        let limits = Limits {
             sectors: self.backend.sectors(),
             capabilities: self.backend.capabilities(),
             write_through: self.write_through.load(Ordering::Relaxed),
         };
-        match parsed.operation(&limits) {
-            Ok(request) => self.backend.submit(request),
-            Err((reply, error)) => reply.send(Err(error), 0),
+        match parsed.command(&limits) {
+            Ok(Command::GetId) => self.get_id(parsed),
+            Ok(Command::Io(io)) => self.backend.submit(parsed.request(io)),
+            Err(error) => parsed.reply.send(Err(error), 0),
         }
         Ok(())
     }

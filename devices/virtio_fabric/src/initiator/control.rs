@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::queue::Link;
-use super::{Granted, Initiator, Output, Phase, Token};
-use crate::status;
+use super::{Former, Granted, Initiator, Output, Phase, Token};
 use crate::wire::{
     CONNECT_BODY, CONTROL_QUEUE_SIZE, Command, Completion, ConnectBody, ConnectFlags, ConnectReply,
-    EVENT_IDS, Event, Extension, Features, HEADER, NEW_INSTANCE, Opcode, Redirect, Reply, ReplyFlags,
+    EVENT_IDS, Event, Extension, Features, MAX_CONFIG, NEW_INSTANCE, Opcode, Redirect, Reply, ReplyFlags,
     Request, Status, VERSION,
 };
+use crate::{ConnId, Framing, Message, status};
 
 /// VIRTIO_F_VERSION_1.
 const VERSION_1: u64 = 1 << 32;
@@ -29,13 +31,13 @@ pub(super) enum Op {
     FeaturesOk,
     CheckFeatures,
     DriverOk,
-    Generation,
+    WholeConfig,
+    PartConfig { offset: u16, bytes: u8 },
     Keepalive,
     Reset,
     Detach,
     Disconnect,
     Abort { vq: u16, id: u16 },
-    ReadConfig { token: Token, offset: u16, bytes: u8 },
     WriteConfig { token: Token, offset: u16, bytes: u8, value: u64 },
 }
 
@@ -65,13 +67,13 @@ impl Op {
             Op::FeaturesOk => Request::SetStatus(status::DRIVER | status::FEATURES_OK),
             Op::CheckFeatures => Request::Plain(Opcode::GetStatus),
             Op::DriverOk => Request::SetStatus(status::DRIVER | status::FEATURES_OK | status::DRIVER_OK),
-            Op::Generation => Request::GetConfig { offset: 0, bytes: 1 },
+            Op::WholeConfig => extended(Opcode::GetConfigBulk, 0, MAX_CONFIG as u32),
+            Op::PartConfig { offset, bytes } => Request::GetConfig { offset, bytes },
             Op::Keepalive => Request::Plain(Opcode::Keepalive),
             Op::Reset => Request::Plain(Opcode::ResetDevice),
             Op::Detach => extended(Opcode::SessionDetach, u32::MAX, 0),
             Op::Disconnect => Request::Plain(Opcode::Disconnect),
             Op::Abort { vq, id } => extended(Opcode::Abort, vq.into(), id.into()),
-            Op::ReadConfig { offset, bytes, .. } => Request::GetConfig { offset, bytes },
             Op::WriteConfig { offset, bytes, value, .. } => Request::SetConfig { offset, bytes, value },
         }
     }
@@ -113,11 +115,12 @@ impl Initiator {
         self.issue(Op::Connect, &body, now);
     }
 
-    fn issue(&mut self, op: Op, body: &[u8], now: Duration) {
+    pub(super) fn issue(&mut self, op: Op, body: &[u8], now: Duration) {
         let Some(conn) = self.control else { return };
         let command = Command { id: self.next_id, request: op.request(self.device.2) };
         self.next_id = (self.next_id + 1) % EVENT_IDS;
-        self.outputs.push_back(Output::Send(conn, [&command.emit()[..], body].concat()));
+        let body = Bytes::copy_from_slice(body);
+        self.outputs.push_back(Output::Send(conn, Message { header: command.emit(), body }));
         self.current = Some(Current { id: command.id, op, since: now });
         self.spoken = now;
     }
@@ -134,9 +137,8 @@ impl Initiator {
     }
 
     /// A message on the control queue. An error ends the connection.
-    pub(super) fn control_message(&mut self, bytes: &[u8], now: Duration) -> Result<(), ()> {
-        let header: &[u8; HEADER] = bytes.first_chunk().ok_or(())?;
-        let body = &bytes[HEADER..];
+    pub(super) fn control_message(&mut self, message: &Message, now: Duration) -> Result<(), ()> {
+        let Message { header, body } = message;
         if Completion::id_of(header) >= EVENT_IDS {
             let event = Event::parse(header).map_err(|_| ())?;
             return if event.stream_body() == body.len() as u64 {
@@ -164,23 +166,17 @@ impl Initiator {
             (Op::Connect, Reply::Connect { instance, version, flags, .. }) => {
                 self.connect_done(completion.status, instance, (version, flags), body, now)?;
             }
-            (Op::ReadConfig { token, .. }, Reply::Config { generation, value }) => {
-                let result = if failed { Err(completion.status) } else { Ok(value) };
-                if !failed {
-                    self.generation = Some(generation);
-                }
-                self.outputs.push_back(Output::Config(token, result));
-            }
             (Op::WriteConfig { token, .. }, _) => {
-                let result = if failed { Err(completion.status) } else { Ok(0) };
-                self.outputs.push_back(Output::Config(token, result));
+                let result = if failed { Err(completion.status) } else { Ok(()) };
+                self.outputs.push_back(Output::ConfigWritten(token, result));
             }
-            (Op::Generation, Reply::Config { generation, .. }) => {
-                let old = self.generation.replace(generation);
-                if !failed && old.is_some_and(|old| old != generation) {
-                    self.outputs.push_back(Output::ConfigChanged);
-                }
+            (Op::WholeConfig, Reply::Control { .. }) if !failed && body.len() <= MAX_CONFIG => {
+                self.configured(body.to_vec(), now);
             }
+            (Op::PartConfig { offset, bytes }, Reply::Config { generation, value }) => {
+                self.config_piece((offset, bytes), completion.status, (generation, value), now)?;
+            }
+            (Op::WholeConfig, _) => return Err(()),
             (Op::Keepalive | Op::Detach | Op::Abort { .. }, _) => {}
             (Op::Disconnect, _) => self.die(Status::Success),
             // The device cannot be brought up or reset.
@@ -209,7 +205,7 @@ impl Initiator {
                 self.die(Status::DeviceFeature);
             }
             (Op::CheckFeatures, _) => self.attach_queues(now),
-            (Op::DriverOk, _) => self.live(now),
+            (Op::DriverOk, _) => self.issue(self.config_op(), &[], now),
             _ => return Err(()),
         }
         Ok(())
@@ -228,8 +224,14 @@ impl Initiator {
             // Passing troubles of a target.
             Status::Busy | Status::NoMemory | Status::NoDevice => return Err(()),
             // The session had ended with the reset that this side waits for.
-            Status::Stale if self.resume_as == Phase::Resetting => {
+            Status::Stale
+                if self.resume_as == Phase::Resetting || (self.established && self.reset_wanted) =>
+            {
                 self.forget_session();
+                return Err(());
+            }
+            Status::Stale if self.established && self.config.repeatable => {
+                self.start_over();
                 return Err(());
             }
             status => {
@@ -254,6 +256,7 @@ impl Initiator {
             }
         }
         self.granted = Some(Granted { instance, reply });
+        self.framed(self.control);
         if !self.established {
             self.issue(Op::DeviceId, &[], now);
         } else if self.resume_as == Phase::Resetting {
@@ -268,7 +271,7 @@ impl Initiator {
 
     /// Opens the connections of all virtqueues.
     fn attach_queues(&mut self, now: Duration) {
-        for vq in 0..self.config.queues {
+        for vq in 0..self.wanted().len() as u16 {
             self.open_queue(vq, now);
         }
         self.queue_up(now);
@@ -276,7 +279,7 @@ impl Initiator {
 
     /// A virtqueue is attached; perhaps they all are.
     pub(super) fn queue_up(&mut self, now: Duration) {
-        let all = self.queues.iter().all(|queue| matches!(queue.link, Link::Up(_)));
+        let all = self.wanted().iter().all(|queue| matches!(queue.link, Link::Up(_)));
         if self.phase != Phase::Setup || !all {
             return;
         }
@@ -285,17 +288,20 @@ impl Initiator {
         }
         self.up(self.resume_as, now);
         self.outputs.push_back(Output::Resumed);
-        self.ops.push_front(Op::Generation);
-        self.next_op(now);
+        self.config_changed(now);
         self.close_when_idle(now);
     }
 
-    /// The driver is OK.
-    fn live(&mut self, now: Duration) {
-        self.established = true;
+    /// The driver is OK, and the configuration known.
+    pub(super) fn live(&mut self, now: Duration) {
         let (device, vendor, features) = self.device;
-        self.outputs.push_back(Output::Ready { device, vendor, features });
-        self.ops.push_front(Op::Generation);
+        let found = Former { device, features, queues: self.wanted().len() };
+        match self.former.take() {
+            Some(former) if former != found => return self.die(Status::DeviceFeature),
+            Some(_) => self.outputs.push_back(Output::Resumed),
+            None => self.outputs.push_back(Output::Ready { device, vendor, features }),
+        }
+        self.established = true;
         self.up(Phase::Live, now);
     }
 
@@ -304,15 +310,37 @@ impl Initiator {
         self.resume_as = Phase::Live;
         self.lost_since = None;
         self.backoff = self.config.backoff;
+        if phase == Phase::Live && std::mem::take(&mut self.reset_wanted) {
+            return self.begin_reset(now);
+        }
         for vq in 0..self.config.queues {
             self.pump(vq, now);
+        }
+    }
+
+    /// Asks the target for a reset.
+    pub(super) fn begin_reset(&mut self, now: Duration) {
+        self.phase = Phase::Resetting;
+        self.ops.push_back(Op::Reset);
+        self.next_op(now);
+    }
+
+    /// What follows Connect on a connection is in frames, if that was agreed on.
+    pub(super) fn framed(&mut self, conn: Option<ConnId>) {
+        let reply = self.granted.and_then(|granted| granted.reply);
+        if let (Some(conn), Some(reply)) = (conn, reply)
+            && reply.features.contains(Features::FRAME)
+        {
+            let digests = reply.features.contains(Features::DIGEST);
+            let framing = Framing { digests, max_xfer: reply.limits.max_xfer };
+            self.outputs.push_back(Output::Framed(conn, framing));
         }
     }
 
     /// The target has forgotten all buffers, and so does this side; then the device comes up again.
     fn reset_done(&mut self, now: Duration) {
         self.close_queues();
-        self.fail_buffers(Status::Reset);
+        self.fail_in_flight(Status::Reset);
         self.established = false;
         self.resume_as = Phase::Live;
         self.phase = Phase::Setup;
@@ -322,20 +350,27 @@ impl Initiator {
 
     /// The session is gone, after a reset that had been asked for.
     fn forget_session(&mut self) {
-        self.fail_buffers(Status::Reset);
+        self.fail_in_flight(Status::Reset);
         self.established = false;
+        self.reset_wanted = false;
         self.resume_as = Phase::Live;
         self.phase = Phase::Setup;
         self.outputs.push_back(Output::ResetDone);
     }
 
+    /// The session is gone, and what is in flight is to be executed in a new one.
+    pub(super) fn start_over(&mut self) {
+        let (device, _, features) = self.device;
+        self.former = Some(Former { device, features, queues: self.wanted().len() });
+        self.config.driver_features = features;
+        self.queues.iter_mut().for_each(super::queue::Queue::wait_again);
+        self.established = false;
+    }
+
     fn event(&mut self, event: Event, body: &[u8], now: Duration) -> Result<(), ()> {
         match event {
             Event::Keepalive => {}
-            Event::ConfigChange(generation) => {
-                self.generation = Some(generation);
-                self.outputs.push_back(Output::ConfigChanged);
-            }
+            Event::ConfigChange(_) => self.config_changed(now),
             _ if !self.features().contains(Features::EVENTS) => return Err(()),
             Event::DeviceStatus(status) => self.outputs.push_back(Output::DeviceStatus(status)),
             Event::Drain(_) => {

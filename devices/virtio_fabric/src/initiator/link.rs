@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::control::{Current, Op};
 use super::queue::Link;
 use super::{Initiator, Output, Phase};
-use crate::ConnId;
 use crate::wire::{Command, Completion, Event, Features, HEADER, Opcode, Request, Status};
+use crate::{ConnId, Message};
 
 /// Most bytes of a body on a control queue.
-const MAX_CONTROL_BODY: u64 = 4096;
+pub(super) const MAX_CONTROL_BODY: u64 = 4096;
 /// Longest pause between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -35,19 +35,33 @@ impl Initiator {
     }
 
     /// A whole message arrived.
-    pub fn message(&mut self, conn: ConnId, bytes: &[u8], now: Duration) {
+    pub fn message(&mut self, conn: ConnId, message: Message, now: Duration) {
         let result = if self.control == Some(conn) {
             self.heard = now;
-            self.control_message(bytes, now).map_err(|()| None)
+            self.control_message(&message, now).map_err(|()| None)
         } else if let Some(vq) = self.queue_of(conn) {
-            self.queue_message(vq, bytes, now).map_err(|()| Some(vq))
+            self.queue_message(vq, &message, now).map_err(|()| Some(vq))
         } else {
             Ok(())
         };
-        match result {
-            Err(None) => self.lose_all(now),
-            Err(Some(vq)) => self.lose_queue(vq, now),
-            Ok(()) => {}
+        if let Err(vq) = result {
+            self.give_up(vq, now);
+        }
+    }
+
+    /// A message arrived that is not what was sent.
+    pub fn damaged(&mut self, conn: ConnId, now: Duration) {
+        let vq = self.queue_of(conn);
+        if vq.is_some() || self.control == Some(conn) {
+            self.give_up(vq, now);
+        }
+    }
+
+    /// Ends the connection of a virtqueue, or the control connection and with it all.
+    fn give_up(&mut self, vq: Option<u16>, now: Duration) {
+        match vq {
+            Some(vq) => self.lose_queue(vq, now),
+            None => self.lose_all(now),
         }
     }
 
@@ -123,16 +137,20 @@ impl Initiator {
         self.outputs.extend(self.control.take().map(Output::Close));
         self.close_queues();
         match self.current.take().map(|current| current.op) {
-            Some(op @ (Op::ReadConfig { .. } | Op::WriteConfig { .. })) => self.ops.push_front(op),
+            Some(op @ Op::WriteConfig { .. }) => self.ops.push_front(op),
             Some(Op::Disconnect) => return self.die(Status::Success),
             _ => {}
         }
-        self.ops.retain(|op| matches!(op, Op::ReadConfig { .. } | Op::WriteConfig { .. }));
+        self.ops.retain(|op| matches!(op, Op::WriteConfig { .. }));
+        self.config_lost();
         if matches!(self.phase, Phase::Dead) {
             return;
         }
         if self.established && !self.features().contains(Features::RESUME) {
-            return self.die(Status::Stale);
+            if !self.config.repeatable {
+                return self.die(Status::Stale);
+            }
+            self.start_over();
         }
         self.draining = false;
         self.lost_since.get_or_insert(now);
@@ -158,9 +176,10 @@ impl Initiator {
             return;
         }
         let goodbye = Command { id: u16::MAX, request: Request::Plain(Opcode::Disconnect) }.emit();
+        let goodbye = Message::bare(goodbye);
         for queue in &mut self.queues {
             if let Link::Up(conn) = queue.link {
-                self.outputs.push_back(Output::Send(conn, goodbye.to_vec()));
+                self.outputs.push_back(Output::Send(conn, goodbye.clone()));
             }
         }
         self.close_queues();
@@ -182,22 +201,31 @@ impl Initiator {
         self.lost_since = None;
         self.outputs.extend(self.control.take().map(Output::Close));
         self.close_queues();
-        self.fail_buffers(if status == Status::Success { Status::Aborted } else { status });
+        let why = if status == Status::Success { Status::Aborted } else { status };
+        self.fail_in_flight(why);
+        self.fail_waiting(why);
         let current = self.current.take().map(|current| current.op);
         for op in current.into_iter().chain(std::mem::take(&mut self.ops)) {
-            if let Op::ReadConfig { token, .. } | Op::WriteConfig { token, .. } = op {
-                self.outputs.push_back(Output::Config(token, Err(Status::State)));
+            if let Op::WriteConfig { token, .. } = op {
+                self.outputs.push_back(Output::ConfigWritten(token, Err(Status::State)));
             }
         }
         self.outputs.push_back(Output::Closed(status));
     }
 
-    /// Completes all buffers without success.
-    pub(super) fn fail_buffers(&mut self, status: Status) {
+    /// Completes what is in flight without success.
+    pub(super) fn fail_in_flight(&mut self, status: Status) {
         for queue in &mut self.queues {
-            for token in queue.take_all() {
-                self.outputs.push_back(Output::Completed(token, Err(status)));
-            }
+            let failed = queue.take_in_flight().map(|it| Output::Completed(it.token, Err(status)));
+            self.outputs.extend(failed);
+        }
+    }
+
+    /// Completes what waits without success.
+    pub(super) fn fail_waiting(&mut self, status: Status) {
+        for queue in &mut self.queues {
+            let failed = queue.waiting.drain(..).map(|it| Output::Completed(it.token, Err(status)));
+            self.outputs.extend(failed);
         }
     }
 }

@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::control::Op;
 use super::{Config, Filled, Initiator, Output, Phase, Token};
-use crate::ConnId;
 use crate::wire::{
-    Command, Completion, ConnectFlags, ConnectReply, Features, HEADER, Opcode, Reply, Request, Status,
-    VERSION, VqxCommand, VqxFlags, VqxLimits, VqxMessage,
+    Command, Completion, ConnectFlags, ConnectReply, Features, Opcode, Reply, Request, Status, VERSION,
+    VqxCommand, VqxFlags, VqxLimits,
 };
+use crate::{ConnId, Message};
 
 /// The connection of a virtqueue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +40,7 @@ impl Link {
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub token: Token,
-    pub out: Vec<u8>,
+    pub out: Bytes,
     pub in_length: u32,
     pub since: Duration,
     pub aborted: bool,
@@ -69,6 +71,19 @@ impl Queue {
         self.slots.len() - self.free.len()
     }
 
+    pub fn size(&self) -> u16 {
+        self.slots.len() as u16
+    }
+
+    /// What is in flight waits again, before what waits already, for a session without a past.
+    pub fn wait_again(&mut self) {
+        let mut again: Vec<Buffer> = self.take_in_flight().collect();
+        again.sort_by_key(|buffer| buffer.token);
+        for buffer in again.into_iter().rev() {
+            self.waiting.push_front(Buffer { aborted: false, ..buffer });
+        }
+    }
+
     /// Most writable bytes that a buffer in flight has.
     pub fn longest_answer(&self) -> u64 {
         let buffers = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
@@ -89,12 +104,10 @@ impl Queue {
         Some(id)
     }
 
-    /// Forgets all buffers and all turns.
-    pub fn take_all(&mut self) -> Vec<Token> {
-        let in_flight = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.buffer);
-        let waiting = std::mem::take(&mut self.waiting);
+    /// Forgets what is in flight, and all turns.
+    pub fn take_in_flight(&mut self) -> impl Iterator<Item = Buffer> {
         self.free.clear();
-        in_flight.chain(waiting).map(|buffer| buffer.token).collect()
+        std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.buffer)
     }
 
     /// When something happens to the queue if nothing arrives.
@@ -127,7 +140,7 @@ impl Initiator {
         let instance = self.granted.expect("virtqueues are attached to an instance").instance;
         let request = Request::Connect { instance, vq, body: body.len() as u32, size };
         let header = Command { id: 0, request }.emit();
-        self.outputs.push_back(Output::Send(conn, [&header[..], &body].concat()));
+        self.outputs.push_back(Output::Send(conn, Message { header, body: Bytes::copy_from_slice(&body) }));
     }
 
     /// Time has passed for a virtqueue.
@@ -191,24 +204,20 @@ impl Initiator {
         let slot = &queue.slots[usize::from(id)];
         let (Link::Up(conn), Some(buffer)) = (queue.link, &slot.buffer) else { return None };
         let (out_length, in_length) = (buffer.out.len() as u32, buffer.in_length);
-        let mut message = Vec::with_capacity(HEADER + buffer.out.len());
-        match &queue.limits {
-            Some(limits) => {
+        let request = match queue.limits {
+            Some(_) => {
                 let turn = if features.contains(Features::RESUME) { slot.turn } else { 0 };
                 let flags = VqxFlags::TAIL_OK;
-                let command = VqxCommand { flags, in_descs: 0, out_descs: 0, turn, out_length, in_length };
-                VqxMessage::emit(&mut message, id, &command, &[], &buffer.out, limits, true);
+                Request::Vqx(VqxCommand { flags, in_descs: 0, out_descs: 0, turn, out_length, in_length })
             }
-            None => {
-                message.extend(Command { id, request: Request::Vq { out_length, in_length } }.emit());
-                message.extend(&buffer.out);
-            }
-        }
-        Some(Output::Send(conn, message))
+            None => Request::Vq { out_length, in_length },
+        };
+        let header = Command { id, request }.emit();
+        Some(Output::Send(conn, Message { header, body: buffer.out.clone() }))
     }
 
     /// A message on a virtqueue's connection. An error ends the connection.
-    pub(super) fn queue_message(&mut self, vq: u16, bytes: &[u8], now: Duration) -> Result<(), ()> {
+    pub(super) fn queue_message(&mut self, vq: u16, message: &Message, now: Duration) -> Result<(), ()> {
         let queue = &mut self.queues[usize::from(vq)];
         let extended = self.granted.is_some_and(|granted| granted.reply.is_some());
         let opcode = match queue.link {
@@ -217,8 +226,8 @@ impl Initiator {
             Link::Up(_) => Opcode::Vq,
             _ => return Err(()),
         };
-        let completion = Completion::parse(opcode, bytes).map_err(|_| ())?;
-        let body = &bytes[HEADER..];
+        let Message { header, body } = message;
+        let completion = Completion::parse(opcode, header).map_err(|_| ())?;
         if completion.stream_body() != body.len() as u64 {
             return Err(());
         }
@@ -227,10 +236,13 @@ impl Initiator {
                 self.attached(vq, conn, completion.status, size, body, now)
             }
             (_, Reply::Vqx { window: 0, tail, used, .. }) => {
-                let (data, tail) = body.split_at(body.len() - usize::from(tail));
+                let mut data = body.clone();
+                let tail = data.split_off(body.len() - usize::from(tail));
                 self.completed(vq, &completion, used, (data, tail), now)
             }
-            (_, Reply::Vq { used, .. }) => self.completed(vq, &completion, used, (body, &[]), now),
+            (_, Reply::Vq { used, .. }) => {
+                self.completed(vq, &completion, used, (body.clone(), Bytes::new()), now)
+            }
             _ => Err(()),
         }
     }
@@ -268,6 +280,8 @@ impl Initiator {
         }
         queue.limits = limits;
         queue.link = Link::Up(conn);
+        self.framed(Some(conn));
+        let queue = &mut self.queues[usize::from(vq)];
         for slot in &mut queue.slots {
             if let Some(buffer) = &mut slot.buffer {
                 buffer.since = now;
@@ -288,7 +302,7 @@ impl Initiator {
         vq: u16,
         completion: &Completion,
         used: u32,
-        (data, tail): (&[u8], &[u8]),
+        (data, tail): (Bytes, Bytes),
         now: Duration,
     ) -> Result<(), ()> {
         let queue = &mut self.queues[usize::from(vq)];
@@ -304,7 +318,7 @@ impl Initiator {
         queue.free.push_back(completion.id);
         queue.failures = 0;
         let result = match completion.status {
-            Status::Success => Ok(Filled { used, data: data.to_vec(), tail: tail.to_vec() }),
+            Status::Success => Ok(Filled { used, data, tail }),
             status => Err(status),
         };
         self.outputs.push_back(Output::Completed(buffer.token, result));

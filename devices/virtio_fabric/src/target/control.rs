@@ -2,23 +2,25 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::session::{Queue, Reset, Session};
 use super::{Answer, Output, Role, Target, is_control, refusal};
 use crate::wire::{
     CONNECT_BODY, CONTROL_QUEUE_SIZE, Command, ConnectBody, ConnectFlags, ConnectReply, Extension, Features,
-    NEW_INSTANCE, Opcode, Reply, ReplyFlags, Request, Status, VERSION,
+    MAX_CONFIG, NEW_INSTANCE, Opcode, Reply, ReplyFlags, Request, Status, VERSION,
 };
-use crate::{ConnId, status};
+use crate::{ConnId, Framing, status};
 
 /// What a Connect is about.
-struct Connect {
-    conn: ConnId,
+pub(super) struct Connect {
+    pub conn: ConnId,
     id: u16,
     vq: u16,
     size: u16,
     /// The id of a session that it makes.
     session_id: [u8; 16],
-    now: Duration,
+    pub now: Duration,
 }
 
 impl Target {
@@ -42,7 +44,6 @@ impl Target {
         } else {
             match ConnectBody::parse(body) {
                 Err(_) => Err(Status::BadName),
-                Ok(body) if body.target != self.config.name => Err(Status::NoTarget),
                 Ok(body) if instance == NEW_INSTANCE => self.connect_control(&about, &body),
                 Ok(body) => self.attach(&about, instance, Some(&body)),
             }
@@ -51,7 +52,7 @@ impl Target {
             // The version tells an initiator that has none in common what there is.
             let version = if status == Status::Version { VERSION } else { 0 };
             let reply = Reply::Connect { instance, version, size: 0, flags: ReplyFlags::empty(), body: 0 };
-            self.complete(conn, command.id, status, reply, &[]);
+            self.complete(conn, command.id, status, reply, Bytes::new());
             self.close(conn, now);
         }
     }
@@ -66,7 +67,7 @@ impl Target {
             return Err(Status::Version);
         }
         match &body.extension {
-            Some(e) if e.flags.contains(ConnectFlags::DISCOVERY_ONLY) => Err(Status::NoCommand),
+            Some(e) if e.flags.contains(ConnectFlags::DISCOVERY_ONLY) => self.discoverer(about, e),
             Some(e) if e.flags.contains(ConnectFlags::RESUME) => self.resume(about, body, e),
             _ => self.create(about, body),
         }
@@ -77,6 +78,7 @@ impl Target {
         if self.draining || self.sessions.len() >= self.config.max_instances.into() {
             return Err(Status::NoDevice);
         }
+        let device = self.device_of(body)?;
         let instance = (1..NEW_INSTANCE).find(|n| !self.sessions.contains_key(n)).ok_or(Status::NoDevice)?;
         let (wanted, keepalive, life, epoch) = body.extension.map_or_else(Default::default, |e| {
             (
@@ -88,13 +90,11 @@ impl Target {
         });
         let session = Session {
             instance,
+            device,
             id: about.session_id,
             initiator: body.initiator.clone(),
             epoch,
-            features: wanted
-                .intersection(self.config.features)
-                .intersection(Features::EXTENSION)
-                .consistent(),
+            features: self.granted(wanted),
             control: None,
             detached: None,
             life: life.min(self.config.session_life),
@@ -102,20 +102,32 @@ impl Target {
             heard: about.now,
             status: 0,
             driver_features: 0,
-            queues: self.config.device.queue_sizes.iter().map(|_| Queue::default()).collect(),
+            queues: self.config.devices[device].queue_sizes.iter().map(|_| Queue::default()).collect(),
             change_unread: false,
             reset: None,
             detaching: false,
+            left: false,
         };
         self.sessions.insert(instance, session);
         self.control_up(about, instance, body.extension.is_some(), ReplyFlags::empty());
         Ok(())
     }
 
+    /// What is granted of the features that an initiator wants.
+    pub(super) fn granted(&self, wanted: Features) -> Features {
+        wanted.intersection(self.config.features).intersection(Features::EXTENSION).consistent()
+    }
+
+    /// Which device a Connect is about.
+    fn device_of(&self, body: &ConnectBody) -> Result<usize, Status> {
+        let is_it = |device: &super::Device| device.name == body.target;
+        self.config.devices.iter().position(is_it).ok_or(Status::NoTarget)
+    }
+
     /// A session goes on. Whatever connections it has are replaced.
     fn resume(&mut self, about: &Connect, body: &ConnectBody, e: &Extension) -> Result<(), Status> {
         let session = self.sessions.values().find(|s| s.id == e.session_id).ok_or(Status::Stale)?;
-        if session.initiator != body.initiator {
+        if session.initiator != body.initiator || self.config.devices[session.device].name != body.target {
             return Err(Status::BadName);
         }
         if e.epoch <= session.epoch {
@@ -130,6 +142,7 @@ impl Target {
         let session = self.sessions.get_mut(&instance).expect("just found");
         session.epoch = e.epoch;
         session.detached = None;
+        session.left = false;
         session.change_unread = false;
         session.heard = about.now;
         self.control_up(about, instance, true, ReplyFlags::RESUMED);
@@ -145,41 +158,50 @@ impl Target {
         self.connected(about, instance, CONTROL_QUEUE_SIZE, extended, flags);
     }
 
-    /// Completes a Connect.
+    /// Completes the Connect of a session.
     fn connected(&mut self, about: &Connect, instance: u16, size: u16, extended: bool, flags: ReplyFlags) {
         let session = &self.sessions[&instance];
         if !extended || !session.features.contains(Features::BASE) {
             let reply = Reply::Connect { instance, version: 0, size: 0, flags: ReplyFlags::empty(), body: 0 };
-            return self.complete(about.conn, about.id, Status::Success, reply, &[]);
+            return self.complete(about.conn, about.id, Status::Success, reply, Bytes::new());
         }
         let millis = |time: Duration| time.as_millis() as u32;
-        let body = ConnectReply {
-            version: VERSION,
-            features: session.features,
+        let granted = ConnectReply {
             session_id: session.id,
             epoch: session.epoch,
             kato_ms: millis(session.keepalive),
             resume_ms: millis(session.life),
             max_vqs: session.queues.len() as u16,
-            ctrl_queue_size: CONTROL_QUEUE_SIZE,
-            limits: self.limits(),
-            slot_count: 0,
-            slot_size: 0,
-            slot_stride: 0,
-            slot_rkey: 0,
-            slot_addr: 0,
+            limits: self.limits(session.device),
             rx_depth: size,
-            rd_depth: 0,
-        }
-        .emit();
+            ..ConnectReply::new(session.features)
+        };
+        self.accept(about, (instance, size, flags), &granted);
+    }
+
+    /// Completes a Connect of the extension.
+    pub(super) fn accept(
+        &mut self,
+        about: &Connect,
+        (instance, size, flags): (u16, u16, ReplyFlags),
+        granted: &ConnectReply,
+    ) {
+        let body = Bytes::copy_from_slice(&granted.emit());
         let reply = Reply::Connect { instance, version: VERSION, size, flags, body: body.len() as u32 };
-        self.complete(about.conn, about.id, Status::Success, reply, &body);
+        self.complete(about.conn, about.id, Status::Success, reply, body);
+        if granted.features.contains(Features::FRAME) {
+            let digests = granted.features.contains(Features::DIGEST);
+            let framing = Framing { digests, max_xfer: self.config.max_xfer };
+            self.outputs.push_back(Output::Framed(about.conn, framing));
+        }
     }
 
     /// A virtqueue's connection.
     fn attach(&mut self, about: &Connect, instance: u16, body: Option<&ConnectBody>) -> Result<(), Status> {
         let session = self.sessions.get_mut(&instance).ok_or(Status::BadDevice)?;
-        if body.is_some_and(|body| body.initiator != session.initiator) {
+        let device = &self.config.devices[session.device];
+        let names = |body: &ConnectBody| body.initiator == session.initiator && body.target == device.name;
+        if body.is_some_and(|body| !names(body)) {
             return Err(Status::BadName);
         }
         let mut replace = false;
@@ -193,7 +215,7 @@ impl Target {
         if session.control.is_none() || session.reset.is_some() {
             return Err(Status::BadDevice);
         }
-        let most = *self.config.device.queue_sizes.get(usize::from(about.vq)).ok_or(Status::QueueQuota)?;
+        let most = *device.queue_sizes.get(usize::from(about.vq)).ok_or(Status::QueueQuota)?;
         let queue = &mut session.queues[usize::from(about.vq)];
         let size = if about.size == 0 { most } else { about.size };
         if size > most {
@@ -237,7 +259,7 @@ impl Target {
         }
         let opcode = command.request.opcode();
         if opcode == Opcode::Disconnect {
-            self.complete(conn, command.id, Status::Success, Reply::Nothing, &[]);
+            self.complete(conn, command.id, Status::Success, Reply::Nothing, Bytes::new());
             return self.destroy(instance);
         }
         let is_reset = matches!(command.request, Request::Plain(Opcode::ResetDevice) | Request::SetStatus(0));
@@ -248,14 +270,14 @@ impl Target {
             Request::Control { opcode, arg0, arg1, .. } => self.extended(instance, opcode, arg0, arg1, body),
             request => self.simple(instance, request),
         };
-        self.complete(conn, command.id, status, reply, &body);
+        self.complete(conn, command.id, status, reply, body.into());
         self.finish_detach(instance);
     }
 
     /// Commands of the base profile.
     fn simple(&mut self, instance: u16, request: Request) -> Answer {
-        let device = &mut self.config.device;
         let session = self.sessions.get_mut(&instance).expect("the connection's role names a session");
+        let device = &self.config.devices[session.device];
         let plain = |reply| (Status::Success, reply, Vec::new());
         match request {
             Request::Plain(Opcode::Keepalive) => plain(Reply::Nothing),
@@ -306,7 +328,8 @@ impl Target {
                 let mut value = [0; 8];
                 value[..from.len()].copy_from_slice(from);
                 session.change_unread = false;
-                plain(Reply::Config { generation: self.generation, value: u64::from_le_bytes(value) })
+                let generation = self.generations[session.device];
+                plain(Reply::Config { generation, value: u64::from_le_bytes(value) })
             }
             Request::SetConfig { offset, bytes, value } => {
                 let value = &value.to_le_bytes()[..usize::from(bytes)];
@@ -333,16 +356,15 @@ impl Target {
         };
         match opcode {
             Opcode::GetConfigBulk => {
-                if arg1 > 1024 {
+                let most = arg1 as usize;
+                if most > MAX_CONFIG {
                     return refusal(Status::ConfigBytes);
                 }
-                let from = arg0 as usize;
-                let Some(bytes) = self.config.device.config.get(from..from.saturating_add(arg1 as usize))
-                else {
+                let Some(bytes) = self.config.devices[session.device].config.get(arg0 as usize..) else {
                     return refusal(Status::ConfigOffset);
                 };
                 session.change_unread = false;
-                answer(self.generation, bytes.to_vec())
+                answer(self.generations[session.device], bytes[..bytes.len().min(most)].to_vec())
             }
             Opcode::SetConfigBulk if body.len() != arg1 as usize || body.len() > 1024 => {
                 refusal(Status::ConfigBytes)
@@ -365,14 +387,15 @@ impl Target {
     }
 
     fn write_config(&mut self, instance: u16, at: usize, value: &[u8]) -> Answer {
-        let device = &mut self.config.device;
+        let number = self.sessions[&instance].device;
+        let device = &mut self.config.devices[number];
         let end = at.saturating_add(value.len());
         if at < device.writable.start || end > device.writable.end.min(device.config.len()) {
             return refusal(Status::ConfigOffset);
         }
         device.config[at..end].copy_from_slice(value);
         self.outputs.push_back(Output::ConfigWritten(instance));
-        self.changed();
+        self.changed(number);
         (Status::Success, Reply::Nothing, Vec::new())
     }
 
@@ -388,7 +411,7 @@ impl Target {
     /// Completes a reset, if nothing is executing any more.
     pub(super) fn finish_reset(&mut self, instance: u16) {
         let Some(session) = self.sessions.get_mut(&instance) else { return };
-        let idle = session.queues.iter().all(|queue| queue.executing().next().is_none());
+        let idle = session.is_idle();
         let Some(Reset { command: (conn, id) }) = session.reset.filter(|_| idle) else { return };
         session.reset = None;
         session.status = 0;
@@ -397,7 +420,7 @@ impl Target {
         let session = self.sessions.get_mut(&instance).expect("just found");
         session.queues.iter_mut().for_each(|queue| queue.records.clear());
         if session.control == Some(conn) {
-            self.complete(conn, id, Status::Success, Reply::Nothing, &[]);
+            self.complete(conn, id, Status::Success, Reply::Nothing, Bytes::new());
         }
     }
 
@@ -405,9 +428,10 @@ impl Target {
     pub(super) fn finish_detach(&mut self, instance: u16) {
         if let Some(session) = self.sessions.get_mut(&instance)
             && session.detaching
-            && session.queues.iter().all(|queue| queue.executing().next().is_none())
+            && session.is_idle()
         {
             session.detaching = false;
+            session.left = true;
             self.outputs.push_back(Output::Detached(instance));
         }
     }

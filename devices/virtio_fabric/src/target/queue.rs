@@ -2,33 +2,38 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::session::{Kept, Record, State};
 use super::{Done, Job, Output, Target};
 use crate::ConnId;
 use crate::status::DRIVER_OK;
 use crate::wire::{Command, Error, Features, Opcode, Reply, Request, Status, VqxLimits, VqxMessage};
 
+/// Longest tail of a completion.
+const MAX_TAIL: u16 = 256;
+
 /// A buffer, whichever profile it came by.
 struct Buffer {
     id: u16,
     turn: u8,
     in_length: u32,
-    out: Vec<u8>,
+    out: Bytes,
     /// What is wrong with it alone.
     refused: Option<Status>,
 }
 
 impl Target {
-    /// What was agreed on for a virtqueue.
-    pub(super) fn limits(&self) -> VqxLimits {
+    /// What was agreed on for a virtqueue of a device.
+    pub(super) fn limits(&self, device: usize) -> VqxLimits {
         VqxLimits {
             max_out_inline: self.config.max_xfer,
             max_xfer: self.config.max_xfer,
             max_in_descs: 0,
             max_out_descs: 0,
             data_offset: 0,
-            out_split: self.config.device.out_split,
-            max_tail: 256,
+            out_split: self.config.devices[device].out_split,
+            max_tail: MAX_TAIL,
         }
     }
 
@@ -38,31 +43,34 @@ impl Target {
         conn: ConnId,
         at: (u16, u16),
         command: Command,
-        body: &[u8],
+        (body, damage): (Bytes, Option<Status>),
         now: Duration,
     ) {
-        let features = self.sessions[&at.0].features;
+        let session = &self.sessions[&at.0];
+        let features = session.features;
         let extended = features.contains(Features::BASE);
         let buffer = match command.request {
             Request::Plain(Opcode::Disconnect) => {
-                self.complete(conn, command.id, Status::Success, Reply::Nothing, &[]);
+                self.complete(conn, command.id, Status::Success, Reply::Nothing, Bytes::new());
                 return self.close(conn, now);
             }
             Request::Vq { out_length, in_length } if !extended => {
                 let long = u64::from(out_length) + u64::from(in_length) > self.config.max_xfer.into();
                 let refused = long.then_some(Status::OutBuffer);
-                Buffer { id: command.id, turn: 0, in_length, out: body.to_vec(), refused }
+                Buffer { id: command.id, turn: 0, in_length, out: body, refused }
             }
             Request::Vqx(vqx) if extended => {
-                let (out, refused) = match VqxMessage::parse(&vqx, body, &self.limits(), true) {
-                    Ok(message) => ([message.out_head, message.out_rest].concat(), None),
-                    Err(Error::Limit(_, status)) => (Vec::new(), Some(status)),
+                let limits = self.limits(session.device);
+                let (out, refused) = match VqxMessage::parse(&vqx, &body, &limits, true) {
+                    // Head and rest are one on a stream.
+                    Ok(_) => (body, damage),
+                    Err(Error::Limit(_, status)) => (Bytes::new(), Some(status)),
                     Err(_) => return self.refuse(conn, Status::Protocol, now),
                 };
                 Buffer { id: command.id, turn: vqx.turn, in_length: vqx.in_length, out, refused }
             }
             _ => {
-                self.complete(conn, command.id, Status::NoCommand, Reply::Nothing, &[]);
+                self.complete(conn, command.id, Status::NoCommand, Reply::Nothing, Bytes::new());
                 return self.refuse(conn, Status::Protocol, now);
             }
         };
@@ -83,8 +91,8 @@ impl Target {
         }
         queue.records.retain(|_, record| executing(record));
         if queue.records.len() >= queue.size.into() {
-            let reply = self.buffer_reply(at.0, &Done::failed(Status::CommandQuota));
-            return self.complete(conn, buffer.id, Status::CommandQuota, reply, &[]);
+            let reply = Reply::Nothing;
+            return self.complete(conn, buffer.id, Status::CommandQuota, reply, Bytes::new());
         }
         self.start(at, buffer);
     }
@@ -138,14 +146,20 @@ impl Target {
             Some(status) => State::Done(Done::failed(status), Kept::Yes),
             None => State::Executing(job),
         };
-        let record = Record { turn: buffer.turn, in_length: buffer.in_length, asked: true, state };
-        session.queues[usize::from(at.1)].records.insert(buffer.id, record);
+        let device = session.device;
+        let out_length = buffer.out.len() as u32;
+        let record =
+            Record { turn: buffer.turn, out_length, in_length: buffer.in_length, asked: true, state };
+        let queue = &mut session.queues[usize::from(at.1)];
+        queue.executing_bytes += if refused.is_none() { record.bytes() } else { 0 };
+        queue.records.insert(buffer.id, record);
         if refused.is_some() {
             return self.answer(at, buffer.id);
         }
         self.jobs.insert(job, (at.0, at.1, buffer.id));
         self.outputs.push_back(Output::Execute {
             job,
+            device,
             instance: at.0,
             vq: at.1,
             out: buffer.out,
@@ -157,14 +171,14 @@ impl Target {
     pub fn done(&mut self, job: Job, mut done: Done) {
         let Some((instance, vq, id)) = self.jobs.remove(&job) else { return };
         let limit = self.config.replay_limit;
-        let max_tail = usize::from(self.limits().max_tail);
         let session = self.sessions.get_mut(&instance).expect("a job's session is there");
         let resetting = session.reset.is_some();
         let resumable = session.features.contains(Features::RESUME);
         let queue = &mut session.queues[usize::from(vq)];
         let record = queue.records.get_mut(&id).expect("a job's record is there");
+        queue.executing_bytes -= record.bytes();
         if done.data.len() + done.tail.len() > record.in_length as usize
-            || done.tail.len() > max_tail
+            || done.tail.len() > MAX_TAIL.into()
             || done.used > record.in_length
         {
             done = Done::failed(Status::Internal);
@@ -194,8 +208,8 @@ impl Target {
         if let Some(queue) = self.queue(at.0, at.1)
             && let Some(Record { state: State::Done(done, Kept::No), .. }) = queue.records.get_mut(&id)
         {
-            done.data = Vec::new();
-            done.tail = Vec::new();
+            done.data = Bytes::new();
+            done.tail = Bytes::new();
         }
     }
 
@@ -207,26 +221,25 @@ impl Target {
         else {
             return;
         };
-        let mut body = [&done.data[..], &done.tail].concat();
-        if !self.sessions[&at.0].features.contains(Features::BASE) && !done.tail.is_empty() {
+        let extended = self.sessions[&at.0].features.contains(Features::BASE);
+        let body = match (done.data.is_empty(), done.tail.is_empty()) {
+            (_, true) => done.data.clone(),
+            (true, _) if extended => done.tail.clone(),
+            (..) if extended => [&done.data[..], &done.tail].concat().into(),
             // The base profile has no tail: the bytes between are zeros.
-            let in_length = queue.records[&id].in_length as usize;
-            body.truncate(done.data.len());
-            body.resize(in_length - done.tail.len(), 0);
-            body.extend_from_slice(&done.tail);
-        }
-        let (status, reply) =
-            (done.status, self.buffer_reply(at.0, &Done { data: body.clone(), ..done.clone() }));
-        self.complete(conn, id, status, reply, &body);
-    }
-
-    /// The reply in the format of the instance's profile; in the base profile `done.data` is all there is.
-    fn buffer_reply(&self, instance: u16, done: &Done) -> Reply {
-        if self.sessions[&instance].features.contains(Features::BASE) {
-            let moved = (done.data.len() - done.tail.len()) as u32;
-            Reply::Vqx { window: 0, tail: done.tail.len() as u16, used: done.used, moved }
-        } else {
-            Reply::Vq { used: done.used, moved: done.data.len() as u32 }
-        }
+            (..) => {
+                let mut body = done.data.to_vec();
+                body.resize(queue.records[&id].in_length as usize - done.tail.len(), 0);
+                body.extend_from_slice(&done.tail);
+                body.into()
+            }
+        };
+        let (tail, moved) = (done.tail.len() as u16, body.len() as u32);
+        let reply = match extended {
+            true => Reply::Vqx { window: 0, tail, used: done.used, moved: moved - u32::from(tail) },
+            false => Reply::Vq { used: done.used, moved },
+        };
+        let status = done.status;
+        self.complete(conn, id, status, reply, body);
     }
 }

@@ -11,6 +11,8 @@ use crate::wire::{Features, Name};
 #[derive(Debug)]
 pub(super) struct Session {
     pub instance: u16,
+    /// Of which of the target's devices.
+    pub device: usize,
     pub id: [u8; 16],
     pub initiator: Name,
     pub epoch: u32,
@@ -29,6 +31,8 @@ pub(super) struct Session {
     pub reset: Option<Reset>,
     /// The initiator wants to go elsewhere.
     pub detaching: bool,
+    /// It has nothing to do here any more.
+    pub left: bool,
 }
 
 /// A reset that waits for device work to end.
@@ -43,6 +47,8 @@ pub(super) struct Reset {
 pub(super) struct Queue {
     pub conn: Option<ConnId>,
     pub size: u16,
+    /// Readable and writable bytes of the commands that are executing.
+    pub executing_bytes: u64,
     /// What is known of the last use of each command id.
     pub records: BTreeMap<u16, Record>,
 }
@@ -51,6 +57,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 pub(super) struct Record {
     pub turn: u8,
+    pub out_length: u32,
     pub in_length: u32,
     /// Whether it was sent, or sent again, on the present connection.
     pub asked: bool,
@@ -72,6 +79,13 @@ pub(super) enum Kept {
     No,
 }
 
+impl Session {
+    /// Whether nothing is executing.
+    pub fn is_idle(&self) -> bool {
+        self.queues.iter().all(|queue| queue.executing().next().is_none())
+    }
+}
+
 impl Queue {
     /// Forgets the connection, which it returns; commands go on.
     pub fn unattached(&mut self) -> Option<ConnId> {
@@ -88,6 +102,11 @@ impl Queue {
 }
 
 impl Record {
+    /// Readable and writable bytes.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.out_length) + u64::from(self.in_length)
+    }
+
     /// What is executing.
     pub fn job(&self) -> Option<Job> {
         if let State::Executing(job) = self.state { Some(job) } else { None }

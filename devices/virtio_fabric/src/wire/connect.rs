@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Error, Features, VqxLimits, exactly};
+use super::{CONTROL_QUEUE_SIZE, Error, Features, VqxLimits, exactly};
 
 /// The version of the extension: major in the high byte.
 pub const VERSION: u16 = 0x0100;
@@ -17,7 +17,7 @@ const MAGIC: u32 = 0x5846_4f56;
 /// Bytes of the first version of the initiator's block.
 const EXTENSION_SIZE: usize = 128;
 /// Bytes of a name, with the NUL.
-const NAME_SIZE: usize = 256;
+pub(super) const NAME_SIZE: usize = 256;
 
 bitflags::bitflags! {
     /// What an initiator wants of a Connect.
@@ -306,6 +306,28 @@ pub struct ConnectReply {
 }
 
 impl ConnectReply {
+    /// Grants `features` and, beyond a control queue, nothing.
+    pub fn new(features: Features) -> Self {
+        ConnectReply {
+            version: VERSION,
+            features,
+            session_id: [0; 16],
+            epoch: 0,
+            kato_ms: 0,
+            resume_ms: 0,
+            max_vqs: 0,
+            ctrl_queue_size: CONTROL_QUEUE_SIZE,
+            limits: VqxLimits::default(),
+            slot_count: 0,
+            slot_size: 0,
+            slot_stride: 0,
+            slot_rkey: 0,
+            slot_addr: 0,
+            rx_depth: CONTROL_QUEUE_SIZE,
+            rd_depth: 0,
+        }
+    }
+
     /// Parses the body of a completion. A longer one is of a later minor version; its first part is used.
     ///
     /// # Errors

@@ -29,8 +29,6 @@ pub enum FrameType {
     Command = 1,
     /// A completion or an event.
     Completion = 2,
-    /// The sender closes now: a completion header with the reason as its status.
-    Terminate = 3,
 }
 
 layout! {
@@ -68,7 +66,6 @@ impl FrameHeader {
         let kind = match f.kind {
             1 => FrameType::Command,
             2 => FrameType::Completion,
-            3 => FrameType::Terminate,
             kind => return Err(Error::Frame(kind)),
         };
         let flags = FrameFlags::from_bits(f.flags).ok_or(Error::Flag(f.flags.into()))?;

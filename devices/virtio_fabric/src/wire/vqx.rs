@@ -96,7 +96,7 @@ impl VqxCommand {
 }
 
 /// What was agreed on for one queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VqxLimits {
     /// Most readable bytes in the message.
     pub max_out_inline: u32,

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use virtio_fabric::ConnId;
+use bytes::Bytes;
 use virtio_fabric::initiator::{self, Filled, Initiator, Token};
 use virtio_fabric::target::{self, Done, Job, Target};
 use virtio_fabric::wire::{Features, Name, Redirect, Status};
+use virtio_fabric::{ConnId, Message};
 
 pub const MS: Duration = Duration::from_millis(1);
 
@@ -19,12 +20,13 @@ pub fn features() -> Features {
         | Features::ABORT_RESET
         | Features::BULK_CONFIG
         | Features::EVENTS
+        | Features::DISCOVERY
 }
 
 pub fn target_config() -> target::Config {
     target::Config {
-        name: Name::new("disk").unwrap(),
-        device: target::Device {
+        devices: vec![target::Device {
+            name: Name::new("disk").unwrap(),
             id: 2,
             vendor: 7,
             features: 1 << 32 | 1 << 2 | 1 << 29,
@@ -32,13 +34,14 @@ pub fn target_config() -> target::Config {
             writable: 8..12,
             queue_sizes: vec![4, 4],
             out_split: 4,
-        },
+        }],
         features: features(),
         max_xfer: 4096,
         max_instances: 8,
         max_pending: 8,
         session_life: Duration::from_secs(30),
         max_keepalive: Duration::from_secs(60),
+        max_executing: 1 << 20,
         replay_limit: 4096,
     }
 }
@@ -58,6 +61,7 @@ pub fn initiator_config() -> initiator::Config {
         connect_timeout: Duration::from_secs(3),
         control_timeout: Duration::from_secs(5),
         command_timeout: Duration::from_secs(20),
+        repeatable: false,
         backoff: 500 * MS,
         loss_timeout: Duration::from_secs(600),
     }
@@ -79,8 +83,8 @@ pub enum Break {
 /// What carries messages.
 #[derive(Debug, Default)]
 struct Conn {
-    to_target: VecDeque<Vec<u8>>,
-    to_initiator: VecDeque<Vec<u8>>,
+    to_target: VecDeque<Message>,
+    to_initiator: VecDeque<Message>,
     /// One side still believes in it; nothing that is sent arrives.
     broken: bool,
 }
@@ -131,10 +135,11 @@ impl World {
     }
 
     /// What the device answers to a request: the bytes depend on it.
-    pub fn answer(out: &[u8], in_length: u32) -> (Vec<u8>, Vec<u8>) {
+    pub fn answer(out: &[u8], in_length: u32) -> (Bytes, Bytes) {
         let seed = out[0];
-        let data = (1..in_length).map(|n| (n as u8).wrapping_mul(31) ^ seed).collect();
-        (data, if in_length == 0 { Vec::new() } else { vec![seed ^ 0x55] })
+        let data: Vec<u8> = (1..in_length).map(|n| (n as u8).wrapping_mul(31) ^ seed).collect();
+        let tail = if in_length == 0 { Vec::new() } else { vec![seed ^ 0x55] };
+        (data.into(), tail.into())
     }
 
     /// Does what the engines want; says whether there was anything.
@@ -150,9 +155,9 @@ impl World {
                     self.target.accepted(conn, self.sessions.to_le_bytes(), self.now);
                     self.initiator.connected(conn, self.now);
                 }
-                initiator::Output::Send(conn, bytes) => {
+                initiator::Output::Send(conn, message) => {
                     if let Some(conn) = self.conns.get_mut(&conn).filter(|conn| !conn.broken) {
-                        conn.to_target.push_back(bytes);
+                        conn.to_target.push_back(message);
                     }
                 }
                 initiator::Output::Close(conn) => {
@@ -160,8 +165,8 @@ impl World {
                     if let Some(mut conn_state) = self.conns.remove(&conn)
                         && !conn_state.broken
                     {
-                        for bytes in conn_state.to_target.drain(..) {
-                            self.target.message(conn, &bytes, self.now);
+                        for message in conn_state.to_target.drain(..) {
+                            self.target.message(conn, message, self.now);
                         }
                         self.target.lost(conn, self.now);
                     }
@@ -181,17 +186,17 @@ impl World {
 
     fn target_output(&mut self, output: target::Output) {
         match output {
-            target::Output::Send(conn, bytes) => {
+            target::Output::Send(conn, message) => {
                 if let Some(conn) = self.conns.get_mut(&conn).filter(|conn| !conn.broken) {
-                    conn.to_initiator.push_back(bytes);
+                    conn.to_initiator.push_back(message);
                 }
             }
             target::Output::Close(conn) => {
                 if let Some(mut state) = self.conns.remove(&conn)
                     && !state.broken
                 {
-                    for bytes in state.to_initiator.drain(..) {
-                        self.initiator.message(conn, &bytes, self.now);
+                    for message in state.to_initiator.drain(..) {
+                        self.initiator.message(conn, message, self.now);
                     }
                     self.initiator.lost(conn, self.now);
                 }
@@ -230,16 +235,15 @@ impl World {
         }
         let conn = self.conns.get_mut(&id).unwrap();
         match conn.to_target.pop_front() {
-            Some(bytes) => {
-                let (header, body) = bytes.split_first_chunk().unwrap();
-                assert_eq!(self.target.body_bytes(header), Some(body.len() as u64));
-                self.target.message(id, &bytes, self.now);
+            Some(message) => {
+                assert_eq!(self.target.body_bytes(&message.header), Some(message.body.len() as u64));
+                self.target.message(id, message, self.now);
             }
             None => {
-                let bytes = conn.to_initiator.pop_front().unwrap();
-                let (header, body) = bytes.split_first_chunk().unwrap();
-                assert_eq!(self.initiator.body_bytes(id, header), Some(body.len() as u64));
-                self.initiator.message(id, &bytes, self.now);
+                let message = conn.to_initiator.pop_front().unwrap();
+                let expected = self.initiator.body_bytes(id, &message.header);
+                assert_eq!(expected, Some(message.body.len() as u64));
+                self.initiator.message(id, message, self.now);
             }
         }
         true
@@ -303,7 +307,16 @@ impl World {
     pub fn submit(&mut self, vq: u16, number: u32, out_length: usize, in_length: u32) -> Token {
         let mut out = number.to_le_bytes().to_vec();
         out.resize(out_length.max(4), number as u8);
-        self.initiator.submit(vq, out, in_length, self.now).unwrap()
+        self.initiator.submit(vq, out.into(), in_length, self.now).unwrap()
+    }
+
+    /// A target that knows nothing of its predecessor: it was killed and started again.
+    pub fn restart_target(&mut self, config: target::Config) {
+        self.target = Target::new(config);
+        self.jobs.clear();
+        for (conn, _) in std::mem::take(&mut self.conns) {
+            self.initiator.lost(conn, self.now);
+        }
     }
 
     pub fn is_ready(&self) -> bool {

@@ -1,0 +1,369 @@
+//! Both ends over real sockets: a disk in a file, several queues, targets that are killed, bad checksums, bad peers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use host_io::file_io::FileIo;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_fabric::export::{Disk, DiskOptions, Entropy, Export};
+use virtio_fabric::initiator::{self, Filled, Output, Token};
+use virtio_fabric::tcp::{Client, Server, discover};
+use virtio_fabric::wire::{Features, HEADER, Name, Status};
+use virtio_fabric::{initiator as i, target};
+
+const SIZE: u64 = 8 << 20;
+const MAX_XFER: u32 = (1 << 20) + 4096;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn all_features() -> Features {
+    target::FEATURES
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name).unwrap()
+}
+
+/// A target in a thread, which can be stopped as if it were killed.
+struct Process {
+    stop: Arc<AtomicBool>,
+    refresh: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    fn start(listener: TcpListener, path: &Path, features: Features, drain: bool) -> Self {
+        let options = DiskOptions {
+            name: name("disk0"),
+            path: path.into(),
+            read_only: false,
+            queues: 2,
+            id: "id0".into(),
+        };
+        let disk = Disk::open(&options, MAX_XFER).unwrap();
+        let exports: Vec<Box<dyn Export>> = vec![Box::new(disk), Box::new(Entropy::new(name("rng")))];
+        let config = target::Config { features, max_xfer: MAX_XFER, ..target::Config::default() };
+        let mut server = Server::new(config, listener, exports, FileIo::new(64).unwrap()).unwrap();
+        let [stop, refresh] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (stopped, refreshed) = (Arc::clone(&stop), Arc::clone(&refresh));
+        let thread = std::thread::spawn(move || {
+            loop {
+                let timeout = Timespec::try_from(Duration::from_millis(5)).unwrap();
+                poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&timeout)).unwrap();
+                server.run().unwrap();
+                if refreshed.swap(false, Ordering::SeqCst) {
+                    server.refresh();
+                }
+                if stopped.load(Ordering::SeqCst) {
+                    if !drain || server.drain_time() == Some(Duration::ZERO) {
+                        return;
+                    }
+                    if server.drain_time().is_none() {
+                        server.drain(Duration::from_secs(10));
+                    }
+                }
+            }
+        });
+        Process { stop, refresh, thread: Some(thread) }
+    }
+
+    /// Ends it, while `meanwhile` goes on.
+    fn end(mut self, mut meanwhile: impl FnMut()) {
+        self.stop.store(true, Ordering::SeqCst);
+        let thread = self.thread.take().unwrap();
+        while !thread.is_finished() {
+            meanwhile();
+        }
+        thread.join().unwrap();
+    }
+}
+
+struct Rig {
+    dir: tempfile::TempDir,
+    address: SocketAddr,
+    process: Option<Process>,
+    features: Features,
+}
+
+impl Rig {
+    fn new(features: Features) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join("image")).unwrap().set_len(SIZE).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let process = Some(Process::start(listener, &dir.path().join("image"), features, false));
+        Rig { dir, address, process, features }
+    }
+
+    fn image(&self) -> File {
+        File::options().read(true).write(true).open(self.dir.path().join("image")).unwrap()
+    }
+
+    /// Ends the target and starts another that knows nothing.
+    fn restart(&mut self, drain: bool, meanwhile: impl FnMut()) {
+        self.process.take().unwrap().end(meanwhile);
+        let listener = std::iter::repeat_with(|| TcpListener::bind(self.address))
+            .find_map(Result::ok)
+            .expect("the port is ours");
+        let image = self.dir.path().join("image");
+        self.process = Some(Process::start(listener, &image, self.features, drain));
+    }
+
+    fn config(&self, target: &str) -> i::Config {
+        let features = all_features();
+        let backoff = Duration::from_millis(10);
+        i::Config { target: name(target), features, backoff, repeatable: true, ..i::Config::default() }
+    }
+
+    fn connect(&self, config: i::Config) -> Disc {
+        let mut disc = Disc {
+            client: Client::new(config, vec![self.address]).unwrap(),
+            done: BTreeMap::new(),
+            config: Vec::new(),
+            events: Vec::new(),
+        };
+        disc.until(|disc| disc.events.iter().any(|event| matches!(event, Output::Ready { .. })));
+        disc
+    }
+}
+
+/// A driver's view of the disk.
+struct Disc {
+    client: Client,
+    done: BTreeMap<Token, Result<Filled, Status>>,
+    config: Vec<u8>,
+    events: Vec<Output>,
+}
+
+impl Disc {
+    fn step(&mut self) {
+        self.client.wait(Duration::from_secs(1)).unwrap();
+        self.client.run().unwrap();
+        while let Some(event) = self.client.event() {
+            match event {
+                Output::Completed(token, result) => assert!(self.done.insert(token, result).is_none()),
+                Output::Config(config) => self.config = config,
+                event => self.events.push(event),
+            }
+        }
+    }
+
+    fn until(&mut self, what: impl Fn(&Disc) -> bool) {
+        let start = Instant::now();
+        while !what(self) {
+            assert!(start.elapsed() < LIMIT, "{:?}, {:?}", self.events, self.client.trouble());
+            self.step();
+        }
+    }
+
+    fn submit(&mut self, vq: u16, kind: u32, sector: u64, data: &[u8], in_length: u32) -> Token {
+        let mut out = [kind.to_le_bytes(), [0; 4]].concat();
+        out.extend_from_slice(&sector.to_le_bytes());
+        out.extend_from_slice(data);
+        let token = self.client.submit(vq, Bytes::from(out), in_length).unwrap();
+        self.client.settle();
+        token
+    }
+
+    fn result(&mut self, token: Token) -> Filled {
+        self.until(|disc| disc.done.contains_key(&token));
+        self.done.remove(&token).unwrap().unwrap()
+    }
+
+    fn status(&mut self, token: Token) -> u8 {
+        let filled = self.result(token);
+        filled.tail.last().or(filled.data.last()).copied().unwrap()
+    }
+
+    fn write(&mut self, vq: u16, sector: u64, data: &[u8]) -> Token {
+        self.submit(vq, 1, sector, data, 1)
+    }
+
+    fn read(&mut self, vq: u16, sector: u64, length: usize) -> Vec<u8> {
+        let token = self.submit(vq, 0, sector, &[], length as u32 + 1);
+        let filled = self.result(token);
+        assert_eq!((filled.data.len(), filled.data[length]), (length + 1, 0));
+        filled.data[..length].to_vec()
+    }
+}
+
+#[test]
+fn a_disk_is_read_and_written_in_every_mode() {
+    let plain = all_features().difference(Features::FRAME | Features::DIGEST);
+    let frames = all_features().difference(Features::DIGEST);
+    for features in [all_features(), frames, plain, Features::empty()] {
+        let rig = Rig::new(features);
+        let config = i::Config { queues: 2, queue_size: 8, ..rig.config("disk0") };
+        let mut disc = rig.connect(config);
+        assert_eq!(disc.config[..8], (SIZE / 512).to_le_bytes());
+        let patterns: Vec<Vec<u8>> =
+            [512, 4096, 65536, 1 << 20].map(|n| (0..n).map(|b| (b % 251) as u8).collect()).into();
+        for (n, data) in patterns.iter().enumerate() {
+            let token = disc.write(n as u16 % 2, n as u64 * 2048, data);
+            assert_eq!(disc.status(token), 0);
+            assert!(disc.read(1 - n as u16 % 2, n as u64 * 2048, data.len()) == *data);
+        }
+        let mut on_disk = vec![0; 1 << 20];
+        rig.image().read_exact_at(&mut on_disk, 3 * (1 << 20)).unwrap();
+        assert!(on_disk == patterns[3]);
+        // Flush, discard, write zeroes, get-id.
+        let flush = disc.submit(0, 4, 0, &[], 1);
+        assert_eq!(disc.status(flush), 0);
+        let range = |sector: u64, sectors: u32, flags: u32| {
+            [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+        };
+        for (kind, flags) in [(11, 0), (13, 0), (13, 1)] {
+            let token = disc.submit(0, kind, 0, &range(3 * 2048 + 8, 16, flags), 1);
+            assert_eq!(disc.status(token), 0);
+        }
+        let data = disc.read(0, 3 * 2048 + 7, 18 * 512);
+        assert!(data[..512] == patterns[3][7 * 512..8 * 512] && data[512..17 * 512].iter().all(|b| *b == 0));
+        let id = disc.submit(1, 8, 0, &[], 21);
+        assert_eq!(disc.result(id).data[..4], *b"id0\0");
+        // What a disk refuses.
+        for (kind, sector, data, in_length, status) in [
+            (0, SIZE / 512, &[][..], 513, 1),
+            (0, u64::MAX, &[], 513, 1),
+            (0, 0, &[], 514, 1),
+            (1, SIZE / 512 - 1, &[0; 1024], 1, 1),
+            (1, 0, &[0; 511], 1, 1),
+            (11, 0, &[0; 15], 1, 1),
+            (13, 0, &range(0, 8, 2), 1, 2),
+            (99, 0, &[], 1, 2),
+        ] {
+            let token = disc.submit(0, kind, sector, data, in_length);
+            assert_eq!(disc.status(token), status, "{kind} {sector}");
+        }
+        // And what has no place for a status.
+        let token = disc.submit(0, 0, 0, &[], 0);
+        disc.until(|disc| disc.done.contains_key(&token));
+        assert_eq!(disc.done[&token], Err(Status::Protocol));
+    }
+}
+
+/// Writes go on while the target is killed, or drained, and started again; all of them succeed and are on the disk.
+#[test]
+fn a_target_that_is_started_again_costs_time_only() {
+    for drain in [false, true] {
+        let mut rig = Rig::new(all_features());
+        rig.restart(drain, || {});
+        let mut disc = rig.connect(i::Config { queues: 2, ..rig.config("disk0") });
+        let mut expected: BTreeMap<u64, u8> = BTreeMap::new();
+        for round in 0..6_u64 {
+            let tokens: Vec<_> = (0..100)
+                .map(|n| {
+                    let (sector, fill) = ((n * 37 + round) % 1000 * 8, (round * 100 + n) as u8);
+                    expected.insert(sector, fill);
+                    disc.write(n as u16 % 2, sector, &[fill; 4096])
+                })
+                .collect();
+            disc.step();
+            rig.restart(drain, || disc.step());
+            for token in tokens {
+                assert_eq!(disc.status(token), 0);
+            }
+        }
+        assert!(disc.events.contains(&Output::Resumed));
+        for (sector, fill) in expected {
+            assert!(disc.read(0, sector, 4096).iter().all(|byte| *byte == fill), "Sector {sector}");
+        }
+    }
+}
+
+#[test]
+fn a_disk_grows_while_it_is_used() {
+    let rig = Rig::new(all_features());
+    let mut disc = rig.connect(rig.config("disk0"));
+    rig.image().set_len(2 * SIZE).unwrap();
+    rig.process.as_ref().unwrap().refresh.store(true, Ordering::SeqCst);
+    disc.until(|disc| disc.config[..8] == (2 * SIZE / 512).to_le_bytes());
+    assert_eq!(disc.read(0, SIZE / 512, 512), [0; 512]);
+}
+
+#[test]
+fn what_a_target_exports_is_told() {
+    let rig = Rig::new(all_features());
+    let found = discover(name("me"), vec![rig.address], LIMIT).unwrap();
+    let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.device, it.virtqueues)).collect();
+    assert_eq!(found, [("disk0", 2, 2), ("rng", 4, 1)]);
+    let mut rng = rig.connect(rig.config("rng"));
+    let token = rng.client.submit(0, Bytes::new(), 64).unwrap();
+    rng.client.settle();
+    let filled = rng.result(token);
+    assert!(filled.used == 64 && filled.data.iter().any(|byte| *byte != 0));
+    // Nobody there, and nothing of that name.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert!(discover(name("me"), vec![nobody], LIMIT).unwrap_err().to_string().contains("refused"));
+    let mut client = Client::new(rig.config("tape"), vec![rig.address]).unwrap();
+    let closed = std::iter::repeat_with(|| {
+        client.wait(Duration::from_secs(1)).unwrap();
+        client.run().unwrap();
+        client.event()
+    });
+    assert_eq!(closed.flatten().next(), Some(Output::Closed(Status::NoTarget)));
+}
+
+/// Peers that send rubbish, stop in the middle or never read cost themselves their connection and others nothing.
+#[test]
+fn bad_peers_hurt_themselves_only() {
+    let rig = Rig::new(all_features());
+    let mut disc = rig.connect(rig.config("disk0"));
+    let mut peers = Vec::new();
+    for n in 0..200_u32 {
+        let Ok(mut peer) = TcpStream::connect(rig.address) else { continue };
+        let mut bytes: Vec<u8> = (0..n * 7).map(|byte| (byte * n) as u8).collect();
+        if n % 3 == 0 {
+            // A Connect that promises more than it brings, or far too much.
+            bytes = vec![0; HEADER];
+            bytes[4..12].copy_from_slice(&[0xff, 0xff, 0, 0, 0, 4, if n % 2 == 0 { 0 } else { 0xff }, 0]);
+        }
+        let _ = peer.write_all(&bytes);
+        if n % 4 != 0 {
+            peers.push(peer);
+        }
+        let token = disc.write(0, u64::from(n), &[n as u8; 512]);
+        assert_eq!(disc.status(token), 0);
+    }
+    // All of them are closed within the time a Connect may take.
+    for mut peer in peers {
+        peer.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut rest = Vec::new();
+        match peer.read_to_end(&mut rest) {
+            Ok(_) => assert!(rest.len() <= 64),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+    assert_eq!(disc.read(0, 100, 512), [100; 512]);
+}
+
+#[test]
+fn time_outs_end_what_a_dead_target_never_answers() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = initiator::Config {
+        target: name("disk0"),
+        connect_timeout: Duration::from_millis(100),
+        loss_timeout: Duration::from_millis(300),
+        backoff: Duration::from_millis(20),
+        ..i::Config::default()
+    };
+    let mut client = Client::new(config, vec![address]).unwrap();
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < LIMIT);
+        client.wait(Duration::from_secs(1)).unwrap();
+        client.run().unwrap();
+        if let Some(event) = client.event() {
+            assert_eq!(event, Output::Closed(Status::Stale));
+            return;
+        }
+    }
+}

@@ -212,6 +212,24 @@ impl ConfigSpace {
         }
     }
 
+    /// All bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Takes over saved bytes. `false`, and nothing has changed, when they are of another function: its read-only bits
+    /// differ.
+    #[must_use]
+    pub(crate) fn restore(&mut self, saved: &[u8]) -> bool {
+        let Ok(saved) = <&[u8; SIZE]>::try_from(saved) else { return false };
+        let same = |((own, saved), writable): ((&u8, &u8), &u8)| own & !writable == saved & !writable;
+        let alike = self.bytes.iter().zip(saved).zip(&self.writable).all(same);
+        if alike {
+            self.bytes = *saved;
+        }
+        alike
+    }
+
     /// Every writable bit back to zero, which is the power-on value of all of them.
     pub(crate) fn reset(&mut self) {
         for (byte, mask) in self.bytes.iter_mut().zip(&self.writable) {

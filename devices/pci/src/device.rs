@@ -1,5 +1,8 @@
 //! The contract between a PCI function and the device behind it.
 
+use device_model::save::{Record, RestoreError, SaveError};
+use serde::{Deserialize, Serialize};
+
 /// What config space says a function is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -51,7 +54,7 @@ pub struct MsixSpec {
 }
 
 /// A message-signalled interrupt: a write of `data` to `address`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MsiMessage {
     /// Message address.
     pub address: u64,
@@ -113,6 +116,27 @@ pub trait Device: Send + Sync {
 
     /// Returns to the power-on state: on function level reset, on slot or machine reset.
     fn reset(&self);
+
+    /// Saves the device, which nobody makes use of and which does nothing meanwhile. What its function knows (config
+    /// space, MSI-X, whether it masters the bus) is saved by the function.
+    ///
+    /// # Errors
+    ///
+    /// [`SaveError`] from a device that cannot be saved, as is the default.
+    fn save(&self) -> Result<Record, SaveError> {
+        Err(SaveError::Unsupported(format!("{:x?} has no saved state", self.identity())))
+    }
+
+    /// Restores what [`Device::save`] saved into a device in its power-on state, whose function has been restored. It
+    /// looks for itself for work that was announced and not done yet.
+    ///
+    /// # Errors
+    ///
+    /// [`RestoreError`] when the record is damaged or of another device.
+    fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        let _ = record;
+        Err(RestoreError::Unsupported(format!("{:x?} has no saved state", self.identity())))
+    }
 }
 
 /// Learns where a function's BARs are, so that doorbells registered with the hypervisor follow them.

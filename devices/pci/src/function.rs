@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use device_model::save::RestoreError;
+
 use crate::config::{ConfigSpace, NoRoom, WindowAccess};
 use crate::device::{BarKind, BarListener, BarSpec, Device, MsixSpec};
 use crate::lock;
 use crate::msix::{MAX_VECTORS, Msix};
+use crate::save::FunctionState;
 
 /// Smallest BAR: a page, so that no two functions share one.
 const MIN_BAR: u64 = 4096;
@@ -176,6 +179,35 @@ impl Function {
         match &self.msix {
             Some(msix) if msix.contains(bar, offset) => msix.write(offset, data),
             _ => self.device.write(bar, offset, data),
+        }
+    }
+
+    /// What is saved of the function itself.
+    pub(crate) fn state(&self) -> FunctionState {
+        let state = lock(&self.state);
+        FunctionState {
+            config: state.config.bytes().to_vec(),
+            vectors: self.msix.as_ref().map(|msix| msix.state()).unwrap_or_default(),
+        }
+    }
+
+    /// Takes over a saved state, and tells everyone who follows config space.
+    pub(crate) fn restore(&self, saved: FunctionState) -> Result<(), RestoreError> {
+        let mut state = lock(&self.state);
+        if !state.config.restore(&saved.config) {
+            return Err(RestoreError::invalid::<FunctionState>("it is of another function"));
+        }
+        self.follow(&mut state);
+        let restored =
+            self.msix.as_ref().map_or(saved.vectors.is_empty(), |msix| msix.restore(&saved.vectors));
+        if restored { Ok(()) } else { Err(RestoreError::invalid::<FunctionState>("number of vectors")) }
+    }
+
+    /// Signals every interrupt that the driver has unmasked: one may have been on its way when the state was saved, and
+    /// one too many is none to any driver.
+    pub(crate) fn signal_all(&self) {
+        if let Some(msix) = &self.msix {
+            msix.signal_unmasked();
         }
     }
 

@@ -32,6 +32,7 @@ pub mod device;
 mod function;
 pub mod msix;
 mod root;
+mod save;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -11,6 +11,7 @@ use device_model::irq::Interrupts;
 
 use crate::device::{MsiMessage, MsiRouter, MsixSpec};
 use crate::lock;
+use crate::save::VectorState;
 
 /// Most vectors a function can have.
 pub const MAX_VECTORS: u16 = 2048;
@@ -134,6 +135,48 @@ impl Msix {
         self.pending.clear_all();
         for entry in table.iter_mut() {
             entry.message = MsiMessage::default();
+        }
+    }
+
+    /// What is saved of the vectors.
+    pub(crate) fn state(&self) -> Vec<VectorState> {
+        let table = lock(&self.table);
+        let vector = |(vector, entry): (u16, &Entry)| VectorState {
+            message: entry.message,
+            masked: self.masked.get(vector),
+            pending: self.pending.get(vector),
+        };
+        (0..).zip(table.iter()).map(vector).collect()
+    }
+
+    /// Takes over saved vectors; `false` when they are not as many. Message control must have been restored before.
+    #[must_use]
+    pub(crate) fn restore(&self, saved: &[VectorState]) -> bool {
+        let mut table = lock(&self.table);
+        if saved.len() != table.len() {
+            return false;
+        }
+        for ((vector, entry), saved) in (0..).zip(table.iter_mut()).zip(saved) {
+            entry.message = saved.message;
+            if saved.pending {
+                self.pending.set(vector);
+            }
+            if !saved.masked {
+                self.route(vector, entry);
+                self.masked.take(vector);
+            }
+        }
+        true
+    }
+
+    /// Signals every vector that is not masked.
+    pub(crate) fn signal_unmasked(&self) {
+        let vectors = lock(&self.table).len();
+        for vector in 0..u16::try_from(vectors).unwrap_or(MAX_VECTORS) {
+            if self.is_open(vector) {
+                self.pending.take(vector);
+                self.signal(vector);
+            }
         }
     }
 

@@ -195,6 +195,14 @@ impl Root {
         self.rebuild_decode();
     }
 
+    pub(crate) fn config_address(&self) -> u32 {
+        self.address.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_config_address(&self, address: u32) {
+        self.address.store(address & ADDRESS_BITS, Ordering::Relaxed);
+    }
+
     fn config_port(&self, port: u16) -> Option<(Bdf, u16)> {
         let byte = port.checked_sub(CONFIG_DATA).filter(|byte| *byte < 4)?;
         let address = self.address.load(Ordering::Relaxed);
@@ -217,7 +225,7 @@ impl Root {
         }
     }
 
-    fn rebuild_decode(&self) {
+    pub(crate) fn rebuild_decode(&self) {
         let _ordered = lock(&self.rebuild);
         self.decode.store(Arc::new(DecodeTable::new(self.functions().map(|(_, function)| function))));
     }

@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+use device_model::save::{Record, RestoreError, SaveError};
+
 use crate::device::*;
+use crate::save::Stateless;
 use crate::{Function, Msix, lock};
 
 pub(crate) const MSIX: MsixSpec = MsixSpec { vectors: 70, bar: 0, table_offset: 0, pba_offset: 0x800 };
@@ -78,6 +81,14 @@ impl Device for Recorder {
 
     fn reset(&self) {
         self.push(Event::Reset);
+    }
+
+    fn save(&self) -> Result<Record, SaveError> {
+        Record::new(&Stateless)
+    }
+
+    fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        record.open().map(|Stateless| ())
     }
 }
 

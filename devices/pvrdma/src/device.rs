@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use device_model::doorbell::Bell;
+use device_model::save::{Record, RestoreError, SaveError};
 use device_model::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use pci::{BarKind, BarSpec, Device, Identity, MsixSpec};
@@ -249,6 +250,16 @@ impl Device for Pvrdma {
 
     fn reset(&self) {
         self.core.lock().power_on();
+    }
+
+    fn save(&self) -> Result<Record, SaveError> {
+        self.core.lock().save()
+    }
+
+    fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        let restored = self.core.lock().restore(record);
+        self.work.ring();
+        restored
     }
 }
 

@@ -29,6 +29,7 @@ mod device;
 mod event;
 mod inspect;
 mod ring;
+mod save;
 mod state;
 #[cfg(feature = "test_utils")]
 pub mod test_utils;

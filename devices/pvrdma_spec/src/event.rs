@@ -45,3 +45,20 @@ pub enum EventType {
     /// A queue pair in error took its last shared receive.
     QpLastWqeReached = 16,
 }
+
+impl EventType {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::CqErr,
+        Self::QpFatal,
+        Self::QpReqErr,
+        Self::QpAccessErr,
+        Self::CommEst,
+        Self::SqDrained,
+        Self::PortActive,
+        Self::PortErr,
+        Self::SrqErr,
+        Self::SrqLimitReached,
+        Self::QpLastWqeReached,
+    ];
+}

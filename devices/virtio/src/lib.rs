@@ -25,6 +25,7 @@ mod device;
 mod layout;
 mod queue;
 mod rng;
+mod save;
 mod transport;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

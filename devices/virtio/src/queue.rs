@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 
 use device_model::doorbell::Bell;
 use device_model::ram::Ram;
+use serde::{Deserialize, Serialize};
 use virtio_queue::{DescriptorChain, Error as RingError, Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 
 use crate::buffer::{Buffer, Completions, Segment, Segments, Token};
 use crate::common::{Half, Part};
 use crate::device::Malformed;
+use crate::save::QueueSaved;
 
 /// `VIRTIO_MSI_NO_VECTOR`.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
@@ -34,8 +36,8 @@ pub(crate) enum Broken {
 }
 
 /// Why a queue does nothing, in the order in which a driver and its device overcome it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
     /// The driver has not set `DRIVER_OK`, or not enabled the queue.
     Idle,
     Live,
@@ -161,6 +163,26 @@ impl VirtQueue {
             self.completions.close();
         }
         result
+    }
+
+    /// What is saved of the queue, after completed buffers have been given back. `None` while the device holds some.
+    pub(crate) fn save(&mut self, mut interrupt: impl FnMut()) -> Option<QueueSaved> {
+        let works = self.phase == Phase::Live && self.bus_master;
+        if works && self.give_back(&mut interrupt).is_err() {
+            self.phase = Phase::Broken;
+        }
+        let quiet = self.outstanding == 0 || self.phase == Phase::Broken;
+        quiet.then(|| QueueSaved::new(&self.ring.state(), self.phase, self.vector))
+    }
+
+    /// Takes a saved queue over. Fails when the driver could not have made it.
+    pub(crate) fn restore(&mut self, saved: QueueSaved) -> Result<(), RingError> {
+        let (ring, phase, vector) = saved.into_parts(self.ring.max_size());
+        self.ring = Queue::try_from(ring)?;
+        (self.phase, self.vector) = (phase, vector);
+        // Whatever was announced is still in the ring.
+        self.bell.ring();
+        Ok(())
     }
 
     fn work(

@@ -7,7 +7,9 @@ use device_model::doorbell::{Bell, Doorbell, Doorbells};
 use device_model::guest_warn;
 use device_model::irq::Interrupts;
 use device_model::ram::Ram;
+use device_model::save::{Record, RestoreError, SaveError};
 use pci::{BarSpec, Device, Identity, MsixSpec, VendorCapability};
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED,
     VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
@@ -31,15 +33,15 @@ const SUBSYSTEM: u16 = 0x0040;
 const FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
-const DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK as u8;
+pub(crate) const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
+pub(crate) const DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK as u8;
 const NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET as u8;
 /// Status bits that a driver sets without a condition.
 const DRIVER_BITS: u8 =
     VIRTIO_CONFIG_S_ACKNOWLEDGE as u8 | VIRTIO_CONFIG_S_DRIVER as u8 | VIRTIO_CONFIG_S_FAILED as u8;
 
 /// Bits of the ISR status, used by drivers without MSI-X.
-const ISR_QUEUE: u8 = 1 << 0;
+pub(crate) const ISR_QUEUE: u8 = 1 << 0;
 const ISR_CONFIG: u8 = 1 << 1;
 
 /// What a virtual machine monitor supplies to a virtio device.
@@ -80,25 +82,31 @@ pub enum TransportError {
 
 /// A virtio device as a PCI function.
 pub struct VirtioPci {
-    device: Arc<dyn VirtioDevice>,
-    interrupts: Arc<dyn Interrupts>,
-    queues: Vec<Mutex<VirtQueue>>,
-    bells: Vec<Arc<dyn Bell>>,
-    common: Mutex<Common>,
+    pub(crate) device: Arc<dyn VirtioDevice>,
+    pub(crate) interrupts: Arc<dyn Interrupts>,
+    pub(crate) queues: Vec<Mutex<VirtQueue>>,
+    pub(crate) bells: Vec<Arc<dyn Bell>>,
+    pub(crate) common: Mutex<Common>,
     // Read and written beside `common`, because a queue that breaks must not wait for it.
-    status: AtomicU8,
-    isr: AtomicU8,
-    config_vector: AtomicU16,
-    config_generation: AtomicU8,
+    pub(crate) status: AtomicU8,
+    pub(crate) isr: AtomicU8,
+    pub(crate) config_vector: AtomicU16,
+    pub(crate) config_generation: AtomicU8,
 }
 
 /// Registers of the common configuration that belong to no queue. Locked before any queue.
-#[derive(Default)]
-struct Common {
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Common {
     device_feature_select: u32,
     driver_feature_select: u32,
     driver_features: u64,
     queue_select: u16,
+}
+
+impl Common {
+    pub(crate) const fn driver_features(&self) -> u64 {
+        self.driver_features
+    }
 }
 
 impl VirtioPci {
@@ -168,7 +176,7 @@ impl VirtioPci {
         }
     }
 
-    fn signal(&self, vector: u16, isr: u8) {
+    pub(crate) fn signal(&self, vector: u16, isr: u8) {
         if vector == NO_VECTOR {
             self.isr.fetch_or(isr, Ordering::SeqCst);
         } else {
@@ -212,7 +220,7 @@ impl VirtioPci {
         }
     }
 
-    fn accepts(&self, driver_features: u64) -> bool {
+    pub(crate) fn accepts(&self, driver_features: u64) -> bool {
         driver_features & 1 << VIRTIO_F_VERSION_1 != 0 && driver_features & !self.features() == 0
     }
 
@@ -367,6 +375,14 @@ impl Device for VirtioPci {
 
     fn reset(&self) {
         self.reset_device();
+    }
+
+    fn save(&self) -> Result<Record, SaveError> {
+        self.save_state()
+    }
+
+    fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        self.restore_state(record)
     }
 }
 

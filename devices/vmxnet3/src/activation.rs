@@ -1,6 +1,7 @@
 //! Reading the shared area: everything the driver says about its queues, copied once and checked.
 
 use device_model::ram::{GuestRam, RamError};
+use serde::{Deserialize, Serialize};
 
 use crate::ring::{Cursor, RingArea};
 use crate::rx::{MAX_PACKET_BUFFERS, RxQueue};
@@ -77,7 +78,7 @@ impl Activation {
 }
 
 /// Where the queue descriptors are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct QueueTable {
     base: u64,
     pub(crate) tx: u8,
@@ -94,6 +95,13 @@ impl QueueTable {
             return Err(ActivationError::Alignment(base));
         }
         Ok(Self { base, tx, rx })
+    }
+
+    /// Whether the table could have been read from a shared area.
+    pub(crate) fn is_valid(&self, limits: Limits) -> bool {
+        (1..=limits.tx_queues).contains(&self.tx)
+            && (1..=limits.rx_queues).contains(&self.rx)
+            && self.base.is_multiple_of(QUEUE_DESC_ALIGN)
     }
 
     /// The table of a shared area that was activated before.
@@ -174,4 +182,30 @@ fn ring(ram: &dyn GuestRam, base: u64, size: u32, max: u32) -> Result<RingArea, 
     let len = usize::try_from(u64::from(size) * DESC_SIZE).unwrap_or(usize::MAX);
     ram.slice(base, len)?;
     Ok(RingArea { base, size })
+}
+
+/// Whether a ring, and a place in it, could have come of an activation.
+fn is_place(ram: &dyn GuestRam, area: RingArea, cursor: Cursor, max: u32) -> bool {
+    cursor.index < area.size && ring(ram, area.base, area.size, max).is_ok()
+}
+
+impl TxQueue {
+    /// Whether it could have come of an activation.
+    pub(crate) fn is_valid(&self, ram: &dyn GuestRam) -> bool {
+        is_place(ram, self.ring, self.next, TX_RING_MAX)
+            && is_place(ram, self.completions, self.next_completion, TX_RING_MAX)
+            && self.vector < MAX_VECTORS
+    }
+}
+
+impl RxQueue {
+    /// Whether it could have come of an activation.
+    pub(crate) fn is_valid(&self, ram: &dyn GuestRam) -> bool {
+        let mut rings = self.rings.iter().zip(self.next);
+        rings.all(|(area, next)| area.is_none_or(|area| is_place(ram, area, next, RX_RING_MAX)))
+            && self.rings[0].is_some()
+            && is_place(ram, self.completions, self.next_completion, RX_COMPLETION_RING_MAX)
+            && self.vector < MAX_VECTORS
+            && (1..=MAX_PACKET_BUFFERS).contains(&self.max_buffers)
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use device_model::guest_warn;
 use device_model::net::MacAddr;
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -25,24 +26,24 @@ const FAILED: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct Control {
     /// Address of the shared area, as written to DSAL and DSAH.
-    shared_low: u32,
-    shared_high: u32,
+    pub(crate) shared_low: u32,
+    pub(crate) shared_high: u32,
     /// What a read of CMD gives.
-    result: u32,
+    pub(crate) result: u32,
     /// MACL as written; takes effect with MACH.
-    mac_low: u32,
+    pub(crate) mac_low: u32,
     /// Outstanding events; the shared area holds a copy.
-    events: Events,
+    pub(crate) events: Events,
     /// Set from activation to quiescence.
-    active: Option<Active>,
+    pub(crate) active: Option<Active>,
 }
 
 /// What commands need of an activated shared area.
-#[derive(Clone, Copy, Debug)]
-struct Active {
-    shared: u64,
-    table: QueueTable,
-    event_vector: u8,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Active {
+    pub(crate) shared: u64,
+    pub(crate) table: QueueTable,
+    pub(crate) event_vector: u8,
 }
 
 impl Control {

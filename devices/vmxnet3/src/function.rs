@@ -1,5 +1,6 @@
 //! The PCI function's view of the device.
 
+use device_model::save::{Record, RestoreError, SaveError};
 use pci::{BarKind, BarSpec, Device, Identity, MsixSpec};
 
 use crate::device::Vmxnet3;
@@ -74,5 +75,13 @@ impl Device for Vmxnet3 {
 
     fn reset(&self) {
         self.power_on();
+    }
+
+    fn save(&self) -> Result<Record, SaveError> {
+        self.save_state()
+    }
+
+    fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        self.restore_state(record)
     }
 }

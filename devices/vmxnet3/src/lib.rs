@@ -31,6 +31,7 @@ mod policy;
 mod receive;
 mod ring;
 mod rx;
+mod save;
 pub mod spec;
 mod stats;
 mod tx;

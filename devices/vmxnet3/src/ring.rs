@@ -3,12 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use device_model::ram::{GuestRam, RamError};
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::spec::desc::{COMPLETION_GENERATION_WORD, DESC_GENERATION_WORD, DESC_SIZE};
 
 /// Place and size of a ring; checked to be RAM from end to end when the device was activated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingArea {
     pub(crate) base: u64,
     /// Descriptors, not zero.
@@ -16,7 +17,7 @@ pub(crate) struct RingArea {
 }
 
 /// A position in a ring and the generation bit that marks descriptors of this round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cursor {
     pub(crate) index: u32,
     pub(crate) generation: bool,

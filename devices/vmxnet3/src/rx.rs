@@ -2,6 +2,7 @@
 
 use device_model::guest_warn;
 use device_model::ram::{GuestRam, RamError, RamSlice};
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
@@ -13,7 +14,7 @@ use crate::spec::desc::{RX_COMPLETION, RxBuffer, RxCompletion, RxDesc, RxLength,
 pub(crate) const MAX_PACKET_BUFFERS: usize = 18;
 
 /// An active receive queue. Plain data.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RxQueue {
     /// Head ring and body ring; drivers may do without the second.
     pub(crate) rings: [Option<RingArea>; 2],

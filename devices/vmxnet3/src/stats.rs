@@ -1,13 +1,14 @@
 //! Counters, as the guest and the operator see them.
 
 use device_model::net::MacAddr;
+use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::U64;
 
 use crate::spec::shared::{RxStatsBlock, TxStatsBlock};
 use crate::spec::{MAX_RX_QUEUES, MAX_TX_QUEUES};
 
 /// Frames and bytes by destination address, without the frame check sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Frames to one station.
     pub unicast_frames: u64,
@@ -50,7 +51,7 @@ impl Traffic {
 }
 
 /// What a transmit queue did since power-on (`UPT1_TxStats`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxStats {
     /// Frames made by segmentation; also part of `sent`.
     pub tso_frames: u64,
@@ -74,7 +75,7 @@ impl TxStats {
 }
 
 /// What a receive queue did since power-on (`UPT1_RxStats`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RxStats {
     /// Frames that were merged with others; also part of `received`.
     pub merged_frames: u64,

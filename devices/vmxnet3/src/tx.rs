@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use device_model::guest_warn;
 use device_model::net::{ETHERNET_HEADER, Link, MAX_FRAME, MacAddr};
 use device_model::ram::{GuestRam, RamError};
+use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::U32;
 
 use crate::packet::headers::{ETHERTYPE_VLAN, TAG_LEN, link_header_len};
@@ -25,7 +26,7 @@ const BATCH_PACKETS: usize = 64;
 const BATCH_FRAMES: usize = 256;
 
 /// An active transmit queue. Plain data.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TxQueue {
     pub(crate) ring: RingArea,
     pub(crate) completions: RingArea,

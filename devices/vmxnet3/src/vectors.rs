@@ -31,6 +31,23 @@ impl Vectors {
         }
     }
 
+    /// Whether firing masks, and the state of each vector.
+    pub(crate) fn state(&self) -> (bool, Vec<u8>) {
+        let states = self.state.iter().map(|state| state.load(Ordering::Relaxed));
+        (self.auto_mask.load(Ordering::Relaxed), states.collect())
+    }
+
+    /// Takes a saved state over; `false` when it is not one.
+    #[must_use]
+    pub(crate) fn restore(&self, auto_mask: bool, states: &[u8]) -> bool {
+        let valid = states.len() == self.state.len() && states.iter().all(|state| *state <= MASKED | PENDING);
+        if valid {
+            self.auto_mask.store(auto_mask, Ordering::Relaxed);
+            self.state.iter().zip(states).for_each(|(own, saved)| own.store(*saved, Ordering::Relaxed));
+        }
+        valid
+    }
+
     /// Masks everything and forgets what is pending.
     pub(crate) fn reset(&self) {
         let Self { interrupts: _, auto_mask, state } = self;

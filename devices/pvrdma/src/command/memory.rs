@@ -161,7 +161,7 @@ impl Core {
     }
 
     /// Accounts for a page list of `cost` host bytes.
-    pub(super) fn charge(&mut self, cost: usize) -> Result<(), CommandError> {
+    pub(crate) fn charge(&mut self, cost: usize) -> Result<(), CommandError> {
         let total = self.objects.page_list_bytes.saturating_add(cost);
         if total > self.config.page_list_budget {
             return Err(CommandError::Exhausted("memory for page lists"));
@@ -183,7 +183,7 @@ impl Core {
         self.objects.pds.get(handle).ok_or(CommandError::NoObject("protection domain", handle))
     }
 
-    pub(super) fn use_pd(&mut self, handle: u32) {
+    pub(crate) fn use_pd(&mut self, handle: u32) {
         if let Some(pd) = self.objects.pds.get_mut(handle) {
             pd.users += 1;
         }

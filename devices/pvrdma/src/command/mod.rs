@@ -15,6 +15,7 @@ mod qp;
 mod queue;
 
 pub(crate) use parse::Command;
+pub(crate) use queue::WorkQueueSize;
 
 use pvrdma_spec::command::Opcode;
 

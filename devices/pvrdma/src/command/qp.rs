@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// Enters a new queue pair in the tables.
-    fn adopt_qp(&mut self, handle: u32, qp: Qp) {
+    pub(crate) fn adopt_qp(&mut self, handle: u32, qp: Qp) {
         self.use_pd(qp.pd);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.objects.cqs.get_mut(cq) {

@@ -17,28 +17,28 @@ use crate::work::Source;
 
 /// Sizes of a queue of work requests.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WorkQueueSize {
+pub(crate) struct WorkQueueSize {
     /// Slots, a power of two.
-    pub(super) slots: u32,
+    pub(crate) slots: u32,
     /// Bytes of a slot, a power of two.
-    pub(super) stride: u32,
+    pub(crate) stride: u32,
 }
 
 impl WorkQueueSize {
     /// The layout that driver and library derive from `max_wr` requests of `max_sge` elements after a header of type `H`.
-    pub(super) fn new<H>(max_wr: u32, max_sge: u32) -> Self {
+    pub(crate) fn new<H>(max_wr: u32, max_sge: u32) -> Self {
         let bytes = size_of::<H>() as u32 + max_sge * size_of::<Sge>() as u32;
         Self { slots: max_wr.next_power_of_two(), stride: bytes.next_power_of_two() }
     }
 
     /// Pages it takes.
-    pub(super) fn pages(self) -> u32 {
+    pub(crate) fn pages(self) -> u32 {
         let bytes = u64::from(self.slots) * u64::from(self.stride);
         u32::try_from(bytes.div_ceil(PAGE_SIZE)).unwrap_or(u32::MAX)
     }
 
     /// Index arithmetic.
-    pub(super) fn indices(self) -> Result<Indices, CommandError> {
+    pub(crate) fn indices(self) -> Result<Indices, CommandError> {
         Indices::new(self.slots).ok_or(CommandError::Invalid("number of work requests"))
     }
 }

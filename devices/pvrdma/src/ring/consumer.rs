@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use device_model::ram::GuestRam;
 use pvrdma_spec::queue::{CONS_HEAD_OFFSET, PROD_TAIL_OFFSET};
+use serde::{Deserialize, Serialize};
 
 use super::{Indices, RingError, RingPages};
 
@@ -45,6 +46,16 @@ pub(crate) struct Placement {
     pub(crate) stride: u32,
 }
 
+/// A work ring as it is saved; its size follows from the queue it belongs to.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct WorkRingState {
+    fetched: u32,
+    retired: u32,
+    broken: bool,
+    /// Byte offset of slot 0.
+    pub(crate) base: u64,
+}
+
 impl WorkRing {
     /// A new ring that starts at index 0.
     pub(crate) const fn new(pages: Arc<RingPages>, indices: Indices, placement: Placement) -> Self {
@@ -61,6 +72,29 @@ impl WorkRing {
             queued: false,
             refused: false,
         }
+    }
+
+    /// The pages it lies in.
+    pub(crate) fn pages(&self) -> &RingPages {
+        &self.pages
+    }
+
+    /// What moves along the ring, and whether the guest broke it.
+    pub(crate) const fn state(&self) -> WorkRingState {
+        let Self { fetched, retired, broken, base, .. } = *self;
+        WorkRingState { fetched, retired, broken, base }
+    }
+
+    /// Takes over what moved along a ring like this; `false` when it cannot have come there.
+    #[must_use]
+    pub(crate) const fn restore(&mut self, state: &WorkRingState) -> bool {
+        let WorkRingState { fetched, retired, broken, base: _ } = *state;
+        let valid = self.indices.is_valid(fetched) && self.indices.is_valid(retired);
+        if !valid || self.indices.distance(retired, fetched) > self.indices.capacity() {
+            return false;
+        }
+        (self.fetched, self.retired, self.broken) = (fetched, retired, broken);
+        true
     }
 
     /// Requests that wait to be fetched.

@@ -19,6 +19,11 @@ impl Indices {
         if slots == 0 || slots > 1 << 30 { None } else { Some(Self { slots }) }
     }
 
+    /// Number of slots.
+    pub(crate) const fn slots(self) -> u32 {
+        self.slots
+    }
+
     /// Entries that can wait at a time.
     pub(crate) const fn capacity(self) -> u32 {
         1 << (self.slots - 1).trailing_ones()

@@ -5,10 +5,10 @@ mod index;
 mod pages;
 mod producer;
 
-pub(crate) use consumer::{Placement, WorkRing};
+pub(crate) use consumer::{Placement, WorkRing, WorkRingState};
 pub(crate) use index::Indices;
 pub(crate) use pages::{PageError, RingPages, walk};
-pub(crate) use producer::ProducerRing;
+pub(crate) use producer::{ProducerRing, ProducerRingState};
 
 use device_model::ram::RamError;
 

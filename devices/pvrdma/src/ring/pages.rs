@@ -90,6 +90,16 @@ impl RingPages {
         pages as usize * size_of::<u32>()
     }
 
+    /// A list that was copied before: `numbers` of at least one page.
+    pub(crate) fn from_numbers(numbers: Vec<u32>) -> Option<Self> {
+        (!numbers.is_empty() && numbers.len() <= PAGE_DIR_MAX_PAGES as usize).then(|| Self(numbers.into()))
+    }
+
+    /// Guest-physical page numbers.
+    pub(crate) fn numbers(&self) -> &[u32] {
+        &self.0
+    }
+
     /// Copies the page list of a ring.
     pub(crate) fn load(ram: &dyn GuestRam, directory: u64, pages: u32) -> Result<Self, PageError> {
         let number = |page: Result<u64, PageError>| {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use device_model::ram::GuestRam;
 use pvrdma_spec::PAGE_SIZE;
 use pvrdma_spec::queue::{CONS_HEAD_OFFSET, PROD_TAIL_OFFSET, RX_OFFSET};
+use serde::{Deserialize, Serialize};
 
 use super::{Indices, RingError, RingPages};
 
@@ -23,10 +24,35 @@ pub(crate) struct ProducerRing {
     produced: u64,
 }
 
+/// A producer ring as it is saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ProducerRingState {
+    pub(crate) pages: Vec<u32>,
+    pub(crate) tail: u32,
+    pub(crate) produced: u64,
+}
+
 impl ProducerRing {
     /// A new ring that starts at index 0.
     pub(crate) const fn new(pages: RingPages, indices: Indices, stride: u32) -> Self {
         Self { pages, indices, stride, tail: 0, produced: 0 }
+    }
+
+    /// Number of slots.
+    pub(crate) const fn slots(&self) -> u32 {
+        self.indices.slots()
+    }
+
+    /// What is saved of it; its size follows from what it is for.
+    pub(crate) fn state(&self) -> ProducerRingState {
+        ProducerRingState { pages: self.pages.numbers().to_vec(), tail: self.tail, produced: self.produced }
+    }
+
+    /// Takes over what moved along a ring like this; `false` when it cannot have come there.
+    #[must_use]
+    pub(crate) const fn restore(&mut self, tail: u32, produced: u64) -> bool {
+        (self.tail, self.produced) = (tail, produced);
+        self.indices.is_valid(tail)
     }
 
     /// Elements ever added.
@@ -36,7 +62,7 @@ impl ProducerRing {
 
     /// Elements the guest has not taken yet; never more than were added.
     pub(crate) fn waiting(&self, ram: &dyn GuestRam) -> Result<u32, RingError> {
-        let head = ram.load_u32(self.state(CONS_HEAD_OFFSET)?, Ordering::Acquire)?;
+        let head = ram.load_u32(self.word(CONS_HEAD_OFFSET)?, Ordering::Acquire)?;
         let waiting =
             if self.indices.is_valid(head) { self.indices.distance(head, self.tail) } else { u32::MAX };
         if waiting > self.indices.capacity() || u64::from(waiting) > self.produced {
@@ -55,7 +81,7 @@ impl ProducerRing {
         let offset = PAGE_SIZE + u64::from(self.indices.slot(self.tail)) * u64::from(self.stride);
         ram.write(self.pages.address(offset).ok_or(RingError::Outside)?, element)?;
         let next = self.indices.next(self.tail);
-        ram.store_u32(self.state(PROD_TAIL_OFFSET)?, next, Ordering::Release)?;
+        ram.store_u32(self.word(PROD_TAIL_OFFSET)?, next, Ordering::Release)?;
         self.tail = next;
         self.produced += 1;
         Ok(())
@@ -66,7 +92,7 @@ impl ProducerRing {
         RingPages::cost(self.pages.len() as u32)
     }
 
-    fn state(&self, field: u64) -> Result<u64, RingError> {
+    fn word(&self, field: u64) -> Result<u64, RingError> {
         self.pages.address(RX_OFFSET + field).ok_or(RingError::Outside)
     }
 }

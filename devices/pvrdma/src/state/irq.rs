@@ -68,6 +68,17 @@ impl Irq {
         (self.mask, self.causes, self.pending) = (0, 0, 0);
     }
 
+    /// `IMR`, `ICR`, and causes not signalled yet.
+    pub(crate) const fn state(&self) -> (u32, u32, u32) {
+        (self.mask, self.causes, self.pending)
+    }
+
+    /// Takes a saved state over.
+    pub(crate) fn restore(&mut self, (mask, causes, pending): (u32, u32, u32)) {
+        (self.mask, self.causes, self.pending) = (mask, causes, pending);
+        self.deliver();
+    }
+
     fn deliver(&mut self) {
         if !self.bus_master {
             return;

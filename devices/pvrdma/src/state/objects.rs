@@ -2,6 +2,7 @@
 
 use pvrdma_spec::shared::DeviceCaps;
 use pvrdma_spec::version;
+use serde::{Deserialize, Serialize};
 use verbs::{Owner, QpCap, QpType, Qpn, SrqAttr};
 
 use super::Table;
@@ -43,7 +44,7 @@ pub(crate) struct Mr {
 }
 
 /// What the guest wants to be notified of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arm {
     /// Nothing.
     #[default]

@@ -75,12 +75,17 @@ impl Region {
 
 /// Loads a ring of elements of type `T`.
 fn device_ring<T>(ram: &dyn GuestRam, info: RingPageInfo) -> Result<ProducerRing, RegionError> {
-    let bad = RegionError::RingPages(info.num_pages);
-    if !(2..=MAX_RING_PAGES).contains(&info.num_pages) {
+    let (indices, stride) = ring_shape::<T>(info.num_pages)?;
+    Ok(ProducerRing::new(RingPages::load(ram, info.pdir_dma, info.num_pages)?, indices, stride))
+}
+
+/// Arithmetic and stride of a device ring of so many pages.
+pub(crate) fn ring_shape<T>(pages: u32) -> Result<(Indices, u32), RegionError> {
+    let bad = RegionError::RingPages(pages);
+    if !(2..=MAX_RING_PAGES).contains(&pages) {
         return Err(bad);
     }
     let stride = size_of::<T>() as u32;
-    let slots = (info.num_pages - 1) * (PAGE_SIZE as u32 / stride);
-    let indices = Indices::new(slots).ok_or(bad)?;
-    Ok(ProducerRing::new(RingPages::load(ram, info.pdir_dma, info.num_pages)?, indices, stride))
+    let slots = (pages - 1) * (PAGE_SIZE as u32 / stride);
+    Ok((Indices::new(slots).ok_or(bad)?, stride))
 }

@@ -46,6 +46,38 @@ impl<T> Table<T> {
         }
     }
 
+    /// Handles used so far, and where a free one is looked for.
+    pub(crate) const fn shape(&self) -> (u32, u32) {
+        (self.slots.len() as u32, self.cursor)
+    }
+
+    /// Makes an empty table look as if `used` handles had been used; `false` when there are not as many.
+    #[must_use]
+    pub(crate) fn reserve(&mut self, (used, cursor): (u32, u32)) -> bool {
+        let valid = used <= self.limit && cursor <= self.limit;
+        if valid {
+            self.slots.resize_with(used as usize, || None);
+            self.cursor = cursor;
+        }
+        valid
+    }
+
+    /// Whether a handle has been used and its object is gone.
+    pub(crate) fn is_vacant(&self, handle: u32) -> bool {
+        let index = handle.checked_sub(self.first).map(|index| index as usize);
+        index.and_then(|index| self.slots.get(index)).is_some_and(Option::is_none)
+    }
+
+    /// Puts an object where it was; `false` when something is there, or the handle was never used.
+    #[must_use]
+    pub(crate) fn put_back(&mut self, handle: u32, object: T) -> bool {
+        let index = handle.checked_sub(self.first).map(|index| index as usize);
+        let Some(slot @ None) = index.and_then(|index| self.slots.get_mut(index)) else { return false };
+        *slot = Some(Box::new(object));
+        self.live += 1;
+        true
+    }
+
     /// The object at a handle.
     pub(crate) fn get(&self, handle: u32) -> Option<&T> {
         self.slots.get(handle.checked_sub(self.first)? as usize)?.as_deref()

@@ -12,6 +12,7 @@ use device_model::doorbell::{Bell, Doorbell, DoorbellError, Doorbells};
 use device_model::irq::Interrupts;
 use device_model::net::MacAddr;
 use device_model::ram::{GuestRam, Ram};
+use device_model::save::{Record, RestoreError};
 use device_model::time::Instant;
 use parking_lot::Mutex;
 use pci::Device;
@@ -252,6 +253,22 @@ impl Machine {
     /// Times an empty poll was caught by the hypervisor.
     pub fn caught_polls(&self) -> u64 {
         self.unread.rings.load(Ordering::Relaxed)
+    }
+
+    /// Takes the device's state out, and puts it back into a device that knows nothing any more. Memory stays.
+    ///
+    /// # Errors
+    ///
+    /// What the device says of a record that `change` has spoilt.
+    pub fn move_device(&self, change: impl FnOnce(Record) -> Record) -> Result<(), RestoreError> {
+        let record = self.device.save().expect("device can be saved");
+        self.device.reset();
+        self.device.set_bus_master(true);
+        self.work.take();
+        for bell in &self.groups {
+            bell.take();
+        }
+        self.device.restore(&change(record))
     }
 
     /// Doorbells registered with the hypervisor.

@@ -204,6 +204,14 @@ impl World {
         b.connect(&qps[1], b.path(a, row), qps[0].qpn);
     }
 
+    /// Serves both devices once and moves the frames that wait.
+    pub fn step(&self) {
+        for node in &self.nodes {
+            self.deliver(node);
+            node.guest().serve();
+        }
+    }
+
     /// Serves both devices, moves frames and lets time pass until nothing is left to do.
     pub fn run(&self) {
         let start = self.nodes[0].guest().now();

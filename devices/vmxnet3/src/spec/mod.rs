@@ -7,6 +7,8 @@ pub mod desc;
 pub mod regs;
 pub mod shared;
 
+use serde::{Deserialize, Serialize};
+
 /// PCI vendor id of VMware.
 pub const PCI_VENDOR: u16 = 0x15ad;
 /// PCI device id of the vmxnet3 interface.
@@ -82,7 +84,7 @@ bitflags::bitflags! {
 }
 
 /// `VMXNET3_ERR_*`: why a queue stopped, a field of [`shared::QueueStatus`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum QueueError {
     /// `NOEOP`: a packet's descriptors end without the end-of-packet bit.

@@ -7,6 +7,7 @@ mod hostile;
 mod lro;
 mod machine;
 mod receive;
+mod save;
 mod soak;
 mod threads;
 mod transmit;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cargo;
+mod fuzz;
 mod images;
 mod lab;
 mod prepush;
@@ -35,6 +36,7 @@ enum Command {
     Test(test::Arguments),
     Bench(bench::Arguments),
     Soak(soak::Arguments),
+    Fuzz(fuzz::Arguments),
     Images(images::Arguments),
     Lab(lab::Arguments),
     Prepush(prepush::Arguments),
@@ -61,6 +63,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Test(arguments) => arguments.run(),
         Command::Bench(arguments) => arguments.run(),
         Command::Soak(arguments) => arguments.run(),
+        Command::Fuzz(arguments) => arguments.run(),
         Command::Images(arguments) => arguments.run(),
         Command::Lab(arguments) => arguments.run(),
         Command::Prepush(arguments) => arguments.run(),

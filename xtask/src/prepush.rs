@@ -15,6 +15,7 @@ pub(crate) struct Arguments {}
 const CHECKS: &[(&str, &[&str])] = &[
     ("formatting", &["fmt", "--all", "--check"]),
     ("lints", &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    ("fuzz targets", &["check", "--manifest-path", "fuzz/Cargo.toml"]),
     ("documentation", &["doc", "--workspace", "--no-deps", "--document-private-items"]),
     ("tests", &["test", "--workspace"]),
 ];

@@ -43,6 +43,8 @@ enum Target {
     Engine,
     /// The RDMA engine, by a saved state that says anything.
     Restore,
+    /// The RDMA engine, by a machine of the same host that shares its memory.
+    Neighbour,
     /// The RDMA device, by a guest that does anything.
     Device,
 }
@@ -52,6 +54,7 @@ impl Target {
         match self {
             Self::Engine => "engine",
             Self::Restore => "restore",
+            Self::Neighbour => "neighbour",
             Self::Device => "device",
         }
     }

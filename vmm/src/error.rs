@@ -1,9 +1,10 @@
 //! Why a run ended, as an error for people and an exit status for scripts.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use host_io::socket_file::ListenError;
+use virtio::block::ImageError;
 
 /// The exit statuses of `verbena`. Part of the interface: numbers never change their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,16 @@ impl Error {
     /// A failed KVM call; `action` completes "Failed to …".
     pub fn kvm(action: &str, errno: kvm_ioctls::Error) -> Self {
         Self::io(action, io::Error::from_raw_os_error(errno.errno()))
+    }
+
+    /// An image that cannot be a disk.
+    pub fn disk_image(path: &Path, error: &ImageError) -> Self {
+        let reason = match error {
+            ImageError::Locked(_) => return Self::Resource(error.to_string()),
+            ImageError::Open { source, .. } => source.to_string(),
+            _ => error.to_string(),
+        };
+        Self::Image { role: "a disk", path: path.to_owned(), reason }
     }
 
     /// The exit status this error ends the process with.

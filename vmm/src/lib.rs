@@ -21,6 +21,7 @@
 //! | [`nic`] | NIC slots: vmxnet3 with its RDMA function |
 //! | [`api`] | the socket that a running machine is asked at |
 //! | [`inspect`] | what is answered there |
+//! | [`fabric`] | disks that are elsewhere |
 //! | [`doctor`] | checks of host, guest files and machine for the usual mistakes |
 //! | [`kvm`] | the only `unsafe` code |
 //!
@@ -34,6 +35,7 @@ pub mod cli;
 pub mod config;
 pub mod doctor;
 pub mod error;
+pub mod fabric;
 pub mod inspect;
 pub mod io;
 pub mod kvm;

@@ -124,7 +124,9 @@ pub enum Output {
         /// Device features agreed on.
         features: u64,
     },
-    /// Connections were lost and are there again.
+    /// Connections are lost, and made again.
+    Lost,
+    /// They are there again.
     Resumed,
     /// A buffer is done, or why it failed. A failed one may or may not have been executed.
     Completed(Token, Result<Filled, Status>),
@@ -158,6 +160,9 @@ pub enum SubmitError {
     #[error("The device is closed")]
     Closed,
 }
+
+/// Most bytes of a buffer for a target that does not say what it takes.
+const BASE_XFER: u32 = (1 << 20) + 4096;
 
 /// Where the engine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -312,6 +317,11 @@ impl Initiator {
             self.next_op(now);
         }
         token
+    }
+
+    /// Most bytes of a buffer, readable and writable together; known from [`Output::Ready`] on.
+    pub fn max_xfer(&self) -> u32 {
+        self.granted.and_then(|granted| granted.reply).map_or(BASE_XFER, |reply| reply.limits.max_xfer)
     }
 
     /// Sizes of the virtqueues; known from [`Output::Ready`] on.

@@ -2,7 +2,8 @@
 //!
 //! `docs/virtio-over-fabrics.md` is the specification. [`wire`] is the codec of both profiles; [`target`] and
 //! [`initiator`] are the two ends as state machines without sockets and clocks, for streams. [`tcp`] gives them sockets,
-//! [`export`] gives a target devices.
+//! [`export`] gives a target devices, and
+//! [`frontend`] makes a device of a target one of this machine.
 //!
 //! Not here yet: RDMA (keys, immediate data, slots), authentication and TLS, reset of one virtqueue, export of device
 //! state.
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod export;
+pub mod frontend;
 pub mod initiator;
 pub mod target;
 pub mod tcp;

@@ -1,138 +1,26 @@
 //! Both ends over real sockets: a disk in a file, several queues, targets that are killed, bad checksums, bad peers.
 
+mod rig;
+
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use host_io::file_io::FileIo;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use virtio_fabric::export::{Disk, DiskOptions, Entropy, Export};
+use rig::{LIMIT, Rig, SIZE, name};
 use virtio_fabric::initiator::{self, Filled, Output, Token};
-use virtio_fabric::tcp::{Client, Server, discover};
-use virtio_fabric::wire::{Features, HEADER, Name, Status};
-use virtio_fabric::{initiator as i, target};
+use virtio_fabric::target::FEATURES;
+use virtio_fabric::tcp::{Client, discover};
+use virtio_fabric::wire::{Features, HEADER, Status};
 
-const SIZE: u64 = 8 << 20;
-const MAX_XFER: u32 = (1 << 20) + 4096;
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn all_features() -> Features {
-    target::FEATURES
-}
-
-fn name(name: &str) -> Name {
-    Name::new(name).unwrap()
-}
-
-/// A target in a thread, which can be stopped as if it were killed.
-struct Process {
-    stop: Arc<AtomicBool>,
-    refresh: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Process {
-    fn start(listener: TcpListener, path: &Path, features: Features, drain: bool) -> Self {
-        let options = DiskOptions {
-            name: name("disk0"),
-            path: path.into(),
-            read_only: false,
-            queues: 2,
-            id: "id0".into(),
-        };
-        let disk = Disk::open(&options, MAX_XFER).unwrap();
-        let exports: Vec<Box<dyn Export>> = vec![Box::new(disk), Box::new(Entropy::new(name("rng")))];
-        let config = target::Config { features, max_xfer: MAX_XFER, ..target::Config::default() };
-        let mut server = Server::new(config, listener, exports, FileIo::new(64).unwrap()).unwrap();
-        let [stop, refresh] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (stopped, refreshed) = (Arc::clone(&stop), Arc::clone(&refresh));
-        let thread = std::thread::spawn(move || {
-            loop {
-                let timeout = Timespec::try_from(Duration::from_millis(5)).unwrap();
-                poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&timeout)).unwrap();
-                server.run().unwrap();
-                if refreshed.swap(false, Ordering::SeqCst) {
-                    server.refresh();
-                }
-                if stopped.load(Ordering::SeqCst) {
-                    if !drain || server.drain_time() == Some(Duration::ZERO) {
-                        return;
-                    }
-                    if server.drain_time().is_none() {
-                        server.drain(Duration::from_secs(10));
-                    }
-                }
-            }
-        });
-        Process { stop, refresh, thread: Some(thread) }
-    }
-
-    /// Ends it, while `meanwhile` goes on.
-    fn end(mut self, mut meanwhile: impl FnMut()) {
-        self.stop.store(true, Ordering::SeqCst);
-        let thread = self.thread.take().unwrap();
-        while !thread.is_finished() {
-            meanwhile();
-        }
-        thread.join().unwrap();
-    }
-}
-
-struct Rig {
-    dir: tempfile::TempDir,
-    address: SocketAddr,
-    process: Option<Process>,
-    features: Features,
-}
-
-impl Rig {
-    fn new(features: Features) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        File::create(dir.path().join("image")).unwrap().set_len(SIZE).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let process = Some(Process::start(listener, &dir.path().join("image"), features, false));
-        Rig { dir, address, process, features }
-    }
-
-    fn image(&self) -> File {
-        File::options().read(true).write(true).open(self.dir.path().join("image")).unwrap()
-    }
-
-    /// Ends the target and starts another that knows nothing.
-    fn restart(&mut self, drain: bool, meanwhile: impl FnMut()) {
-        self.process.take().unwrap().end(meanwhile);
-        let listener = std::iter::repeat_with(|| TcpListener::bind(self.address))
-            .find_map(Result::ok)
-            .expect("the port is ours");
-        let image = self.dir.path().join("image");
-        self.process = Some(Process::start(listener, &image, self.features, drain));
-    }
-
-    fn config(&self, target: &str) -> i::Config {
-        let features = all_features();
-        let backoff = Duration::from_millis(10);
-        i::Config { target: name(target), features, backoff, repeatable: true, ..i::Config::default() }
-    }
-
-    fn connect(&self, config: i::Config) -> Disc {
-        let mut disc = Disc {
-            client: Client::new(config, vec![self.address]).unwrap(),
-            done: BTreeMap::new(),
-            config: Vec::new(),
-            events: Vec::new(),
-        };
-        disc.until(|disc| disc.events.iter().any(|event| matches!(event, Output::Ready { .. })));
-        disc
-    }
+/// Connects and waits until the device is there.
+fn connect(rig: &Rig, config: initiator::Config) -> Disc {
+    let client = Client::new(config, vec![rig.address]).unwrap();
+    let mut disc = Disc { client, done: BTreeMap::new(), config: Vec::new(), events: Vec::new() };
+    disc.until(|disc| disc.events.iter().any(|event| matches!(event, Output::Ready { .. })));
+    disc
 }
 
 /// A driver's view of the disk.
@@ -197,12 +85,12 @@ impl Disc {
 
 #[test]
 fn a_disk_is_read_and_written_in_every_mode() {
-    let plain = all_features().difference(Features::FRAME | Features::DIGEST);
-    let frames = all_features().difference(Features::DIGEST);
-    for features in [all_features(), frames, plain, Features::empty()] {
+    let plain = FEATURES.difference(Features::FRAME | Features::DIGEST);
+    let frames = FEATURES.difference(Features::DIGEST);
+    for features in [FEATURES, frames, plain, Features::empty()] {
         let rig = Rig::new(features);
-        let config = i::Config { queues: 2, queue_size: 8, ..rig.config("disk0") };
-        let mut disc = rig.connect(config);
+        let config = initiator::Config { queues: 2, queue_size: 8, ..rig.config("disk0") };
+        let mut disc = connect(&rig, config);
         assert_eq!(disc.config[..8], (SIZE / 512).to_le_bytes());
         let patterns: Vec<Vec<u8>> =
             [512, 4096, 65536, 1 << 20].map(|n| (0..n).map(|b| (b % 251) as u8).collect()).into();
@@ -253,9 +141,9 @@ fn a_disk_is_read_and_written_in_every_mode() {
 #[test]
 fn a_target_that_is_started_again_costs_time_only() {
     for drain in [false, true] {
-        let mut rig = Rig::new(all_features());
+        let mut rig = Rig::new(FEATURES);
         rig.restart(drain, || {});
-        let mut disc = rig.connect(i::Config { queues: 2, ..rig.config("disk0") });
+        let mut disc = connect(&rig, initiator::Config { queues: 2, ..rig.config("disk0") });
         let mut expected: BTreeMap<u64, u8> = BTreeMap::new();
         for round in 0..6_u64 {
             let tokens: Vec<_> = (0..100)
@@ -280,21 +168,21 @@ fn a_target_that_is_started_again_costs_time_only() {
 
 #[test]
 fn a_disk_grows_while_it_is_used() {
-    let rig = Rig::new(all_features());
-    let mut disc = rig.connect(rig.config("disk0"));
+    let rig = Rig::new(FEATURES);
+    let mut disc = connect(&rig, rig.config("disk0"));
     rig.image().set_len(2 * SIZE).unwrap();
-    rig.process.as_ref().unwrap().refresh.store(true, Ordering::SeqCst);
+    rig.refresh();
     disc.until(|disc| disc.config[..8] == (2 * SIZE / 512).to_le_bytes());
     assert_eq!(disc.read(0, SIZE / 512, 512), [0; 512]);
 }
 
 #[test]
 fn what_a_target_exports_is_told() {
-    let rig = Rig::new(all_features());
+    let rig = Rig::new(FEATURES);
     let found = discover(name("me"), vec![rig.address], LIMIT).unwrap();
     let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.device, it.virtqueues)).collect();
     assert_eq!(found, [("disk0", 2, 2), ("rng", 4, 1)]);
-    let mut rng = rig.connect(rig.config("rng"));
+    let mut rng = connect(&rig, rig.config("rng"));
     let token = rng.client.submit(0, Bytes::new(), 64).unwrap();
     rng.client.settle();
     let filled = rng.result(token);
@@ -314,8 +202,8 @@ fn what_a_target_exports_is_told() {
 /// Peers that send rubbish, stop in the middle or never read cost themselves their connection and others nothing.
 #[test]
 fn bad_peers_hurt_themselves_only() {
-    let rig = Rig::new(all_features());
-    let mut disc = rig.connect(rig.config("disk0"));
+    let rig = Rig::new(FEATURES);
+    let mut disc = connect(&rig, rig.config("disk0"));
     let mut peers = Vec::new();
     for n in 0..200_u32 {
         let Ok(mut peer) = TcpStream::connect(rig.address) else { continue };
@@ -353,7 +241,7 @@ fn time_outs_end_what_a_dead_target_never_answers() {
         connect_timeout: Duration::from_millis(100),
         loss_timeout: Duration::from_millis(300),
         backoff: Duration::from_millis(20),
-        ..i::Config::default()
+        ..initiator::Config::default()
     };
     let mut client = Client::new(config, vec![address]).unwrap();
     let start = Instant::now();

@@ -1,11 +1,13 @@
 //! The command line.
 
 mod doctor;
+mod fabric;
 mod inspect;
 mod logging;
 mod run;
 mod switch;
 mod tables;
+mod target;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -31,6 +33,11 @@ enum Command {
     Run(run::Command),
     /// Run an Ethernet switch for the virtual machines of this host
     Switch(switch::Command),
+    /// Export disks by virtio over fabrics
+    Target(target::Command),
+    /// Use disks that a target exports
+    #[command(subcommand)]
+    Fabric(fabric::Command),
     /// Check host, guest files and a running machine for what usually is wrong
     Doctor(doctor::Command),
     /// Look at RDMA devices of a running machine
@@ -66,6 +73,8 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Run(command) => command.run(),
         Command::Switch(command) => command.run(),
+        Command::Target(command) => command.run(),
+        Command::Fabric(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Rdma(command) => command.run(),
         Command::Net(command) => command.run(),

@@ -3,6 +3,7 @@
 //! [`RunOptions`] is the one definition of every option: it derives both the flags and the file's format, so both have the
 //! same names. [`RunOptions::resolve`] checks it and fills in defaults.
 
+mod fabric;
 mod file;
 pub mod key_value;
 mod memory;
@@ -13,6 +14,7 @@ mod storage;
 pub mod values;
 mod vm;
 
+pub use fabric::{ExportConfig, ExportKind, FabricDiskConfig, FabricUrl};
 pub use memory::MemoryConfig;
 pub use net::NetConfig;
 pub use options::RunOptions;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::key_value::parse;
 use super::values::{optional_on_off, parse_on_off};
-use super::{DiskConfig, MemoryConfig, NetConfig, OnReboot, SerialConfig};
+use super::{DiskConfig, FabricDiskConfig, MemoryConfig, NetConfig, OnReboot, SerialConfig};
 
 /// Options of `verbena run`. A flag wins over the file; a list given by flags replaces the file's list of that name.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]
@@ -44,6 +44,14 @@ pub struct RunOptions {
     /// FILE is a raw image or a block device; the guest sees /dev/vda, /dev/vdb and so on in the order given.
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<DiskConfig>)]
     pub disk: Vec<DiskConfig>,
+
+    /// Disk at a target (virtio over fabrics): target=tcp://HOST[:PORT]/NAME,queues=N,timeout=SECONDS; repeat for more
+    ///
+    /// What the guest asks of the disk is carried to a `verbena target`. The guest sees an ordinary virtio-blk disk, behind
+    /// those of --disk, with up to N queues (one a CPU by default). If the target is lost, requests wait until it is back,
+    /// for SECONDS (600 by default) before they fail.
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<FabricDiskConfig>)]
+    pub fabric_disk: Vec<FabricDiskConfig>,
 
     /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,id=NAME,capture=FILE,ip=ADDR,impair=HOW; repeat for more NICs
     ///
@@ -97,6 +105,7 @@ impl RunOptions {
             cpus: self.cpus.or(file.cpus),
             memory: self.memory.or(file.memory),
             disk: list(self.disk, file.disk),
+            fabric_disk: list(self.fabric_disk, file.fabric_disk),
             net: list(self.net, file.net),
             serial: list(self.serial, file.serial),
             rng: self.rng.or(file.rng),

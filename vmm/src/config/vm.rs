@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::values::ByteSize;
-use super::{DiskConfig, MemoryConfig, NetConfig, RunOptions, SerialConfig};
+use super::{DiskConfig, FabricDiskConfig, MemoryConfig, NetConfig, RunOptions, SerialConfig};
 use crate::error::{Error, Result};
 
 /// Least memory a machine can have: what lies below 1 MiB and some room above it.
@@ -60,6 +60,8 @@ pub struct VmConfig {
     pub memory: MemoryConfig,
     /// Disks in the order the guest sees them.
     pub disks: Vec<DiskConfig>,
+    /// Disks at targets, behind those.
+    pub fabric_disks: Vec<FabricDiskConfig>,
     /// NIC slots.
     pub nets: Vec<NetConfig>,
     /// COM1 and COM2; `None` is a port connected to nothing.
@@ -99,6 +101,7 @@ impl RunOptions {
             cpus,
             memory: resolve_memory(self.memory.unwrap_or_default())?,
             disks: self.disk,
+            fabric_disks: self.fabric_disk,
             nets: self.net,
             serial,
             rng: self.rng.unwrap_or(true),

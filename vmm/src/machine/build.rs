@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use virtio::block::{ImageError, RawImage};
+use virtio::block::RawImage;
+use virtio_fabric::frontend::Remote;
 
 use super::bus::{Bus, PortDevice};
 use super::cpuid::CpuTemplate;
@@ -23,6 +24,7 @@ use super::vcpu::{VcpuContext, VcpuThread};
 use super::{RunningMachine, acpi, bare, boot, memory, registers};
 use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
+use crate::fabric;
 use crate::inspect::SlotView;
 use crate::io::IoThread;
 use crate::kvm::VmWithRam;
@@ -35,6 +37,8 @@ pub struct HostSide {
     pub consoles: Consoles,
     /// Disk images, in the order of the disks.
     pub disks: Vec<Arc<RawImage>>,
+    /// Disks at targets, in their order.
+    pub fabric_disks: Vec<Arc<Remote>>,
     /// Network ports, in the order of their slots.
     pub ports: Vec<NicPort>,
 }
@@ -47,19 +51,17 @@ impl HostSide {
     /// When something cannot be opened or is in use.
     pub fn open(config: &VmConfig, events: &Events) -> Result<Self> {
         let disks = config.disks.iter().map(open_disk).collect::<Result<_>>()?;
+        let open = |disk| fabric::open_disk(disk, config.cpus);
+        let fabric_disks = config.fabric_disks.iter().map(open).collect::<Result<_>>()?;
         let ports = open_ports(&config.nets)?;
-        Ok(Self { consoles: Consoles::open(&config.serial, events)?, disks, ports })
+        Ok(Self { consoles: Consoles::open(&config.serial, events)?, disks, fabric_disks, ports })
     }
 }
 
 fn open_disk(config: &DiskConfig) -> Result<Arc<RawImage>> {
-    RawImage::open(&config.path, config.readonly).map(Arc::new).map_err(|error| match &error {
-        ImageError::Locked(_) => Error::Resource(error.to_string()),
-        ImageError::Open { path, source } => {
-            Error::Image { role: "a disk", path: path.clone(), reason: source.to_string() }
-        }
-        _ => Error::Image { role: "a disk", path: config.path.clone(), reason: error.to_string() },
-    })
+    RawImage::open(&config.path, config.readonly)
+        .map(Arc::new)
+        .map_err(|error| Error::disk_image(&config.path, &error))
 }
 
 /// A machine that has not been started.

@@ -14,7 +14,8 @@ use super::build::HostSide;
 use super::slots::SlotBuilder;
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
-use crate::io::{EventBell, IoThread};
+use crate::fabric::RemoteRunner;
+use crate::io::{EventBell, IoThread, Subscriber};
 use crate::nic;
 
 /// Queues of a disk.
@@ -28,16 +29,29 @@ pub(super) fn add_all(slots: &mut SlotBuilder, config: &VmConfig, host: &HostSid
     for (index, image) in host.disks.iter().enumerate() {
         let backend: Arc<dyn BlockBackend> = image.clone();
         let block = Block::new(backend, DISK_QUEUES, &format!("disk{index}"));
-        add_virtio(slots, &format!("disk{index}"), Arc::new(block))?;
+        add_virtio(slots, &format!("disk{index}"), Arc::new(block), |_| None)?;
+    }
+    for (index, remote) in host.fabric_disks.iter().enumerate() {
+        // What a machine before this one has left there.
+        remote.quiesce();
+        let runner = |device: &Arc<VirtioPci>| -> Option<Subscriber> {
+            Some(Box::new(RemoteRunner { remote: Arc::clone(remote), device: Arc::clone(device) }))
+        };
+        add_virtio(slots, &format!("fabric{index}"), Arc::clone(remote) as _, runner)?;
     }
     if config.rng {
-        add_virtio(slots, "rng", Arc::new(Rng))?;
+        add_virtio(slots, "rng", Arc::new(Rng), |_| None)?;
     }
     Ok(())
 }
 
-/// Puts a virtio device into a slot of its own, with a thread of its own.
-fn add_virtio(slots: &mut SlotBuilder, name: &str, device: Arc<dyn VirtioDevice>) -> Result<()> {
+/// Puts a virtio device into a slot of its own, with a thread of its own that serves its queues and `other`.
+fn add_virtio(
+    slots: &mut SlotBuilder,
+    name: &str,
+    device: Arc<dyn VirtioDevice>,
+    other: impl FnOnce(&Arc<VirtioPci>) -> Option<Subscriber>,
+) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| Error::Failure(format!("Failed to make {name}: {why}"));
     let queues = u16::try_from(device.queue_sizes().len()).map_err(|e| failed(&e))?;
     let kit = slots.kit(Some(msix_spec(queues)));
@@ -53,9 +67,10 @@ fn add_virtio(slots: &mut SlotBuilder, name: &str, device: Arc<dyn VirtioDevice>
         bells: bells.iter().map(|bell| Arc::clone(bell) as Arc<dyn Bell>).collect(),
     };
     let device = Arc::new(VirtioPci::new(device, wiring).map_err(|e| failed(&e))?);
-    let queues = Box::new(QueueRunner { device: Arc::clone(&device), bells });
+    let mut subscribers: Vec<Subscriber> = vec![Box::new(QueueRunner { device: Arc::clone(&device), bells })];
+    subscribers.extend(other(&device));
     slots.add_slot(vec![(device, kit)])?;
-    slots.add_thread(IoThread::spawn(name, vec![queues])?);
+    slots.add_thread(IoThread::spawn(name, subscribers)?);
     Ok(())
 }
 

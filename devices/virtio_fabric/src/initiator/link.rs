@@ -153,7 +153,10 @@ impl Initiator {
             self.start_over();
         }
         self.draining = false;
-        self.lost_since.get_or_insert(now);
+        if self.lost_since.is_none() {
+            self.lost_since = Some(now);
+            self.outputs.push_back(Output::Lost);
+        }
         self.resume_as = match self.phase {
             phase @ (Phase::Resetting | Phase::Closing) => phase,
             _ => self.resume_as,

@@ -136,6 +136,11 @@ impl Client {
         self.end.engine.queue_sizes()
     }
 
+    /// See [`Initiator::max_xfer`].
+    pub fn max_xfer(&self) -> u32 {
+        self.end.engine.max_xfer()
+    }
+
     /// Why the last connection was lost, in the host's words.
     pub fn trouble(&self) -> Option<&str> {
         self.end.trouble.as_deref()

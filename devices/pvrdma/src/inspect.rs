@@ -130,7 +130,7 @@ impl Core {
                 Phase::Loaded(_) => DriverPhase::Loaded,
                 Phase::Active(_) => DriverPhase::Active,
             },
-            link_up: self.link_up,
+            link_up: self.is_port_up(),
             interface_up: (self.interface_up)(),
             mac: self.config.mac,
             active_mtu: self.provider.limits().active_mtu,

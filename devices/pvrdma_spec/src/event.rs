@@ -34,6 +34,8 @@ pub enum EventType {
     CommEst = 4,
     /// A send queue is drained.
     SqDrained = 5,
+    /// The device is gone.
+    DeviceFatal = 8,
     /// The port came up.
     PortActive = 9,
     /// The port went down.
@@ -48,13 +50,14 @@ pub enum EventType {
 
 impl EventType {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::CqErr,
         Self::QpFatal,
         Self::QpReqErr,
         Self::QpAccessErr,
         Self::CommEst,
         Self::SqDrained,
+        Self::DeviceFatal,
         Self::PortActive,
         Self::PortErr,
         Self::SrqErr,

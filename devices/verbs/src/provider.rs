@@ -167,6 +167,15 @@ pub enum AsyncEvent {
     SrqLimitReached(SrqId),
     /// The shared receive queue failed.
     SrqErr(SrqId),
+    /// The completion queue failed, other than by [`Provider::fail_cq`].
+    CqErr(CqId),
+    /// The port of a host device came up or went down.
+    Port {
+        /// Which of both.
+        up: bool,
+    },
+    /// The host device is gone; queue pairs have failed and none can be created.
+    DeviceFatal,
 }
 
 /// What a provider reports, in order.
@@ -186,10 +195,52 @@ pub enum ProviderEvent {
     Async(AsyncEvent),
 }
 
+impl ProviderEvent {
+    /// The queue pair it names.
+    pub const fn qp(&self) -> Option<QpId> {
+        match self {
+            Self::SendRetired(qp) | Self::RecvRetired(qp) => Some(*qp),
+            Self::Completion(completion) => Some(completion.qp),
+            Self::SrqRetired(_) => None,
+            Self::Async(event) => match event {
+                AsyncEvent::QpFatal(qp)
+                | AsyncEvent::QpReqErr(qp)
+                | AsyncEvent::QpAccessErr(qp)
+                | AsyncEvent::CommEst(qp)
+                | AsyncEvent::SqDrained(qp)
+                | AsyncEvent::LastWqeReached(qp) => Some(*qp),
+                AsyncEvent::SrqLimitReached(_)
+                | AsyncEvent::SrqErr(_)
+                | AsyncEvent::CqErr(_)
+                | AsyncEvent::Port { .. }
+                | AsyncEvent::DeviceFatal => None,
+            },
+        }
+    }
+
+    /// The shared receive queue it names.
+    pub const fn srq(&self) -> Option<SrqId> {
+        match self {
+            Self::SrqRetired(srq)
+            | Self::Async(AsyncEvent::SrqLimitReached(srq) | AsyncEvent::SrqErr(srq)) => Some(*srq),
+            _ => None,
+        }
+    }
+
+    /// The completion queue it names.
+    pub const fn cq(&self) -> Option<CqId> {
+        match self {
+            Self::Completion(completion) => Some(completion.cq),
+            Self::Async(AsyncEvent::CqErr(cq)) => Some(*cq),
+            _ => None,
+        }
+    }
+}
+
 /// Carries verbs out on behalf of one device.
 ///
 /// The caller picks object numbers ([`PdId`] and so on), the provider what goes on the wire ([`Qpn`], [`Keys`]). One thread
-/// at a time calls it. No call blocks.
+/// at a time calls it. No call blocks, but for the kernel of a host device that resolves an address.
 ///
 /// # Order
 ///

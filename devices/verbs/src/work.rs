@@ -229,6 +229,29 @@ pub enum WcStatus {
     GeneralErr = 21,
 }
 
+impl WcStatus {
+    /// Decodes the verbs value. What only transports other than RoCE can raise is a general error.
+    pub const fn from_verbs(value: u32) -> Self {
+        match value {
+            0 => Self::Success,
+            1 => Self::LocLenErr,
+            2 => Self::LocQpOpErr,
+            4 => Self::LocProtErr,
+            5 => Self::WrFlushErr,
+            6 => Self::MwBindErr,
+            7 => Self::BadRespErr,
+            8 => Self::LocAccessErr,
+            9 => Self::RemInvReqErr,
+            10 => Self::RemAccessErr,
+            11 => Self::RemOpErr,
+            12 => Self::RetryExcErr,
+            13 => Self::RnrRetryExcErr,
+            19 => Self::FatalErr,
+            _ => Self::GeneralErr,
+        }
+    }
+}
+
 /// What a completion is about, with the values of `enum ib_wc_opcode` of the PVRDMA ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WcOpcode {

@@ -16,7 +16,7 @@ mod vm;
 
 pub use fabric::{ExportConfig, ExportKind, FabricDiskConfig, FabricUrl};
 pub use memory::MemoryConfig;
-pub use net::NetConfig;
+pub use net::{NetConfig, ProviderKind};
 pub use options::RunOptions;
 pub use serial::{SerialConfig, SerialType};
 pub use storage::DiskConfig;

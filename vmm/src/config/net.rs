@@ -11,6 +11,17 @@ use serde::Deserialize;
 use super::key_value::Keyed;
 use super::values::{from_text, on_off, optional_from_text};
 
+/// What carries verbs out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderKind {
+    /// The RoCE v2 engine, over the port.
+    #[default]
+    Engine,
+    /// A host device that the objects of the guest's processes are mirrored onto.
+    Host,
+}
+
 /// A NIC slot: vmxnet3 as function 0 and, with `rdma`, pvrdma as function 1.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,6 +39,11 @@ pub struct NetConfig {
     /// Whether the slot has an RDMA function.
     #[serde(default = "on", deserialize_with = "on_off")]
     pub rdma: bool,
+    /// What carries verbs out.
+    #[serde(default)]
+    pub provider: ProviderKind,
+    /// The host device, with [`ProviderKind::Host`].
+    pub device: Option<String>,
     /// pcapng file that receives every frame of the port.
     pub capture: Option<PathBuf>,
     /// The only IP address the guest may send from, beside the link-local one of its MAC; any by default.
@@ -39,6 +55,35 @@ pub struct NetConfig {
 
 impl Keyed for NetConfig {
     const MAIN_KEY: &'static str = "link";
+}
+
+impl NetConfig {
+    /// The host device that the slot mirrors onto, and the addresses its guest may have there.
+    ///
+    /// # Errors
+    ///
+    /// Options that do not go together; the text says what to give.
+    pub fn mirrored(&self) -> Result<Option<(&str, IpAddr)>, String> {
+        match (self.provider, &self.device, self.ip) {
+            (ProviderKind::Engine, None, _) => Ok(None),
+            (ProviderKind::Engine, Some(_), _) => Err("device= goes with provider=host".to_owned()),
+            (ProviderKind::Host, ..) if !self.rdma => Err("provider= goes with rdma=on".to_owned()),
+            (ProviderKind::Host, ..) if !cfg!(feature = "mirror") => {
+                Err("provider=host: this verbena was built without \
+                 it, build it with `cargo build --release --package vmm --features mirror`"
+                    .to_owned())
+            }
+            (ProviderKind::Host, None, _) => {
+                Err("provider=host needs device=NAME, one of those that `rdma link` shows".to_owned())
+            }
+            (ProviderKind::Host, Some(_), None) => {
+                Err("provider=host needs ip=ADDRESS, the guest's address: the host \
+                 device's interface gets it, and must not get whatever a guest may choose"
+                    .to_owned())
+            }
+            (ProviderKind::Host, Some(device), Some(address)) => Ok(Some((device, address))),
+        }
+    }
 }
 
 fn unplugged() -> Backend {
@@ -60,5 +105,26 @@ mod tests {
         assert!(config.rdma);
         assert_eq!(config.mac, Some(MacAddr([0x52, 0x54, 0, 0, 0, 1])));
         assert!(!parse::<NetConfig>("link=none,rdma=off").unwrap().rdma);
+    }
+
+    #[test]
+    fn a_host_device_needs_its_name_and_the_guests_address() {
+        let mirrored = |text: &str| {
+            let config: NetConfig = parse(text).unwrap();
+            config.mirrored().map(|found| found.map(|(device, ip)| format!("{device} {ip}")))
+        };
+        assert_eq!(mirrored("link=none"), Ok(None));
+        assert!(mirrored("link=none,device=rxe0").is_err());
+        for text in
+            ["provider=host", "provider=host,device=rxe0", "provider=host,device=r,ip=10.0.0.1,rdma=off"]
+        {
+            assert!(mirrored(&format!("link=none,{text}")).is_err(), "{text}");
+        }
+        let whole = mirrored("link=none,provider=host,device=rxe0,ip=10.0.0.1");
+        if cfg!(feature = "mirror") {
+            assert_eq!(whole, Ok(Some("rxe0 10.0.0.1".to_owned())));
+        } else {
+            assert!(whole.unwrap_err().contains("--features mirror"));
+        }
     }
 }

@@ -96,10 +96,16 @@ impl RunOptions {
         if !(1..=MAX_CPUS).contains(&cpus) {
             return usage(&format!("{cpus} CPUs are not possible: give 1 to {MAX_CPUS}"));
         }
+        let memory = resolve_memory(self.memory.unwrap_or_default())?;
+        for net in &self.net {
+            if net.mirrored().map_err(Error::Usage)?.is_some() && memory.hugepages {
+                return usage("provider=host cannot map pieces of huge pages: leave out hugepages=on");
+            }
+        }
         Ok(VmConfig {
             boot,
             cpus,
-            memory: resolve_memory(self.memory.unwrap_or_default())?,
+            memory,
             disks: self.disk,
             fabric_disks: self.fabric_disk,
             nets: self.net,

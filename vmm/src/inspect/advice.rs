@@ -132,7 +132,10 @@ fn on_event(event: AsyncEvent) -> (String, &'static str) {
         | AsyncEvent::SqDrained(_)
         | AsyncEvent::LastWqeReached(_)
         | AsyncEvent::SrqLimitReached(_)
-        | AsyncEvent::SrqErr(_) => ("other", "Nothing has to be done."),
+        | AsyncEvent::SrqErr(_)
+        | AsyncEvent::CqErr(_)
+        | AsyncEvent::Port { .. }
+        | AsyncEvent::DeviceFatal => ("other", "Nothing has to be done."),
     };
     (format!("event {name}"), advice)
 }
@@ -146,7 +149,10 @@ pub(super) fn port_problem(snapshot: &Snapshot) -> Option<&'static str> {
         );
     }
     if !snapshot.link_up {
-        return Some("The link is down: is the switch or the other end of the link running?");
+        return Some(
+            "The link, or the port of the host device, is down: is the switch or the other end of the link running, and the \
+             host device's interface up?",
+        );
     }
     if !snapshot.interface_up {
         return Some("The paired network interface is down: `ip link set DEV up` in the guest.");

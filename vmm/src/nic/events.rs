@@ -1,5 +1,6 @@
 //! What a NIC slot's I/O thread does when something happens.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ const LINK: u32 = 0;
 const NIC_BELL: u32 = 1;
 const TIMER: u32 = 2;
 const RDMA_WORK: u32 = 3;
-const RDMA_GROUPS: u32 = 4;
+const RDMA_HOST: u32 = 4;
+const RDMA_GROUPS: u32 = 5;
 
 /// The RDMA half of a slot.
 pub(super) struct RdmaEvents {
@@ -37,6 +39,8 @@ pub(super) struct RdmaEvents {
     pub(super) work: Arc<EventBell>,
     /// Rung by doorbells.
     pub(super) groups: Vec<Arc<EventBell>>,
+    /// Become readable when the provider's host device has something to tell.
+    pub(super) wakeups: Vec<OwnedFd>,
 }
 
 /// Serves both functions of a slot and their link.
@@ -166,6 +170,10 @@ impl MutEventSubscriber for NicEvents {
         add(Events::with_data(&self.timer, TIMER, EventSet::IN));
         if let Some(rdma) = &self.rdma {
             add(Events::with_data(&*rdma.work, RDMA_WORK, EventSet::IN));
+            for fd in &rdma.wakeups {
+                // They stay readable while the guest's driver is away and nobody reads them.
+                add(Events::with_data(fd, RDMA_HOST, EventSet::IN | EventSet::EDGE_TRIGGERED));
+            }
             for (data, bell) in (RDMA_GROUPS..).zip(&rdma.groups) {
                 add(Events::with_data(&**bell, data, EventSet::IN));
             }
@@ -180,6 +188,7 @@ impl MutEventSubscriber for NicEvents {
             }
             NIC_BELL => return self.transmit(),
             TIMER => self.timer_fired(),
+            RDMA_HOST => {}
             bell => {
                 if let Some(rdma) = &self.rdma {
                     rdma.rang(bell);

@@ -6,6 +6,7 @@
 mod events;
 mod inbox;
 mod port;
+mod provider;
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use device_model::doorbell::Bell;
 use device_model::irq::Interrupts;
 use pci::Device;
 use pvrdma::{Bells, Parts, Pvrdma};
-use roce::{RoceConfig, RoceProvider};
 use vmxnet3::Vmxnet3;
 
 use self::events::{NicEvents, RdmaEvents};
 pub use self::port::{NicPort, open_ports};
+use self::provider::Made;
 use crate::error::{Error, Result};
 use crate::inspect::SlotView;
 use crate::io::{EventBell, IoThread};
@@ -81,11 +82,10 @@ fn make_rdma(
         groups: groups.iter().map(|bell| Arc::clone(bell) as Arc<dyn Bell>).collect(),
         unread: bell(port)?,
     };
-    let provider = RoceProvider::new(RoceConfig::new(port.mac), slots.ram(), port.link.clone())
-        .map_err(|e| Error::Usage(format!("Network port {} cannot carry RDMA: {e}", port.name)))?;
+    let Made { provider, wakeups } = provider::make(slots, port)?;
     let clock = slots.clock();
     let parts = Parts {
-        provider: Box::new(provider),
+        provider,
         ram: slots.ram(),
         interrupts: interrupts(kit)?,
         doorbells: kit.doorbells.clone(),
@@ -96,7 +96,7 @@ fn make_rdma(
     let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
     let device = Pvrdma::new(config, parts)
         .map_err(|e| Error::Failure(format!("Failed to make the RDMA device of {}: {e}", port.name)))?;
-    Ok(RdmaEvents { device: Arc::new(device), work, groups })
+    Ok(RdmaEvents { device: Arc::new(device), work, groups, wakeups })
 }
 
 fn bell(port: &NicPort) -> Result<Arc<EventBell>> {

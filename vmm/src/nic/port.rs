@@ -1,6 +1,7 @@
 //! The host side of a NIC slot: its link and what stands in front of it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use device_model::net::{Link, MacAddr};
@@ -26,6 +27,8 @@ pub struct NicPort {
     pub(super) backend: String,
     /// Whether the slot has an RDMA device.
     pub(super) rdma: bool,
+    /// The host device it is mirrored onto, and the guest's address there.
+    pub(super) mirrored: Option<(String, IpAddr)>,
 }
 
 /// Opens the ports of all `nets`.
@@ -45,6 +48,7 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
         Some(address) => AddressPolicy::with_addresses(mac, vec![address]),
         None => AddressPolicy::mac_only(mac),
     };
+    let mirrored = net.mirrored().map_err(Error::Usage)?.map(|(device, ip)| (device.to_owned(), ip));
     let capture = net
         .capture
         .as_ref()
@@ -55,7 +59,7 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
     let spec = PortSpec::from(net.link.clone()).with_mtu(net.mtu).with_name(&name);
     let link = open_with(&spec, options).map_err(|e| failed(&e))?.link;
     let nic_link = if net.rdma { Arc::new(RdmaFilter::new(link.clone())) } else { link.clone() };
-    Ok(NicPort { mac, link, nic_link, backend: net.link.to_string(), rdma: net.rdma, name })
+    Ok(NicPort { mac, link, nic_link, backend: net.link.to_string(), rdma: net.rdma, mirrored, name })
 }
 
 /// A locally administered address that no two running machines of one host share.

@@ -24,7 +24,26 @@ impl Core {
 
     /// The link came up or went down.
     pub(crate) fn set_link(&mut self, up: bool) {
-        if std::mem::replace(&mut self.link_up, up) != up {
+        let before = self.is_port_up();
+        self.link_up = up;
+        self.tell_of_port(before);
+    }
+
+    /// The provider's own port came up or went down.
+    pub(super) fn set_port(&mut self, up: bool) {
+        let before = self.is_port_up();
+        self.provider_up = up;
+        self.tell_of_port(before);
+    }
+
+    /// Whether link and provider carry traffic.
+    pub(crate) const fn is_port_up(&self) -> bool {
+        self.link_up && self.provider_up
+    }
+
+    fn tell_of_port(&mut self, before: bool) {
+        let up = self.is_port_up();
+        if up != before {
             self.raise_event(if up { EventType::PortActive } else { EventType::PortErr }, PORT);
         }
     }

@@ -34,6 +34,9 @@ impl Core {
             self.note_failure(qp, Cause::Event(event));
         }
         let (kind, handle) = match event {
+            AsyncEvent::CqErr(cq) => return self.fail_cq(cq.0, "the provider's failed"),
+            AsyncEvent::Port { up } => return self.set_port(up),
+            AsyncEvent::DeviceFatal => (EventType::DeviceFatal, 0),
             AsyncEvent::QpFatal(qp) => (EventType::QpFatal, qp.0),
             AsyncEvent::QpReqErr(qp) => (EventType::QpReqErr, qp.0),
             AsyncEvent::QpAccessErr(qp) => (EventType::QpAccessErr, qp.0),

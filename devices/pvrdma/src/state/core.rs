@@ -58,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) error: u32,
     pub(crate) mac: [u8; 8],
     pub(crate) link_up: bool,
+    /// Whether the provider's own port is up; engines have none that could be down.
+    pub(crate) provider_up: bool,
     pub(crate) objects: Objects,
     /// Rows of the GID table that hold something.
     pub(crate) gids: BTreeMap<u16, Gid>,
@@ -90,6 +92,7 @@ impl Core {
             error: Errno::NotReady as u32,
             mac: mac_registers(&config),
             link_up: config.link_up,
+            provider_up: true,
             objects: Objects::new(&caps, version::QP_HANDLE),
             gids: BTreeMap::new(),
             ready: ReadyQueue::default(),

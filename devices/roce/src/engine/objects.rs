@@ -9,7 +9,7 @@ use verbs::{
 };
 
 use super::qp::Qp;
-use super::shared::{Cq, Pd, Shared, names_cq, names_qp, names_srq};
+use super::shared::{Cq, Pd, Shared};
 use super::srq::Srq;
 use super::{Engine, QP_ID_BITS};
 
@@ -78,14 +78,14 @@ impl Engine {
             return Err(Error::Busy);
         }
         self.shared.cqs.remove(cq.0);
-        self.shared.forget(|event| names_cq(event, cq));
+        self.shared.forget(|event| event.cq() == Some(cq));
         Ok(())
     }
 
     pub fn fail_cq(&mut self, cq: CqId) {
         let Some(failed) = self.shared.cqs.get_mut(cq.0) else { return };
         failed.failed = true;
-        self.shared.forget(|event| names_cq(event, cq));
+        self.shared.forget(|event| event.cq() == Some(cq));
         for qp in self.qps.iter_mut().filter(|qp| qp.init.send_cq == cq || qp.init.recv_cq == cq) {
             if qp.state() != QpState::Reset {
                 qp.fail_with(&mut self.shared, AsyncEvent::QpFatal(qp.id));
@@ -130,7 +130,7 @@ impl Engine {
         {
             pd.users -= 1;
         }
-        self.shared.forget(|event| names_srq(event, srq));
+        self.shared.forget(|event| event.srq() == Some(srq));
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl Engine {
         self.named.remove(&qp.qpn);
         count_users(&mut self.shared, &qp.init, |users| *users -= 1);
         self.shared.revoked = true;
-        self.shared.forget(|event| names_qp(event, id));
+        self.shared.forget(|event| event.qp() == Some(id));
         Ok(())
     }
 

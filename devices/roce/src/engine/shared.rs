@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 
 use device_model::time::Instant;
-use verbs::{
-    Access, AsyncEvent, Completion, CqId, PdId, ProviderEvent, QpId, Segments, Sge, SrqId, WcStatus,
-};
+use verbs::{Access, AsyncEvent, Completion, PdId, ProviderEvent, QpId, Segments, Sge, WcStatus};
 
 use super::config::Config;
 use super::counters::Counters;
@@ -127,36 +125,4 @@ impl Shared {
 /// Bytes of a scatter/gather list; they can exceed any message.
 pub(crate) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
-}
-
-/// Whether an event names a queue pair.
-pub(crate) fn names_qp(event: &ProviderEvent, qp: QpId) -> bool {
-    match *event {
-        ProviderEvent::SendRetired(id) | ProviderEvent::RecvRetired(id) => id == qp,
-        ProviderEvent::Completion(completion) => completion.qp == qp,
-        ProviderEvent::SrqRetired(_) => false,
-        ProviderEvent::Async(event) => match event {
-            AsyncEvent::QpFatal(id)
-            | AsyncEvent::QpReqErr(id)
-            | AsyncEvent::QpAccessErr(id)
-            | AsyncEvent::CommEst(id)
-            | AsyncEvent::SqDrained(id)
-            | AsyncEvent::LastWqeReached(id) => id == qp,
-            AsyncEvent::SrqLimitReached(_) | AsyncEvent::SrqErr(_) => false,
-        },
-    }
-}
-
-/// Whether an event names a shared receive queue.
-pub(crate) fn names_srq(event: &ProviderEvent, srq: SrqId) -> bool {
-    match *event {
-        ProviderEvent::SrqRetired(id) => id == srq,
-        ProviderEvent::Async(AsyncEvent::SrqLimitReached(id) | AsyncEvent::SrqErr(id)) => id == srq,
-        _ => false,
-    }
-}
-
-/// Whether an event names a completion queue.
-pub(crate) fn names_cq(event: &ProviderEvent, cq: CqId) -> bool {
-    matches!(event, ProviderEvent::Completion(completion) if completion.cq == cq)
 }

@@ -3,7 +3,7 @@
 use verbs::{AsyncEvent, Error, QpAttr, QpAttrMask, QpState, QpType};
 
 use super::{GSI_QKEY, Qp, attributes, states};
-use crate::engine::shared::{Shared, names_qp};
+use crate::engine::shared::Shared;
 use crate::psn::Psn;
 use crate::wire::Path;
 
@@ -62,7 +62,7 @@ impl Qp {
                 self.clear();
                 cx.revoked = true;
                 let id = self.id;
-                cx.forget(|event| names_qp(event, id));
+                cx.forget(|event| event.qp() == Some(id));
             }
             (QpState::Init, QpState::Rtr) => self.resp.expected = Psn::new(self.attr.rq_psn),
             (QpState::Rtr, QpState::Rts) => self.start_requester(cx),

@@ -1,0 +1,86 @@
+//! Events of the device.
+
+use std::ptr::null_mut;
+
+use ibverbs_sys as ffi;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Context, pointer_to_tag};
+use crate::device::HostEvent;
+
+/// Events taken of each kind in one call.
+const BATCH: usize = 64;
+
+impl Context {
+    /// Appends events that wait, at most a batch of each kind. Returns whether there may be more.
+    pub(in crate::host) fn events(&self, out: &mut Vec<HostEvent>) -> bool {
+        let mut fds = self.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if !matches!(poll(&mut fds, Some(&Timespec::default())), Ok(ready) if ready > 0) {
+            return false;
+        }
+        let [completions, others] = fds.map(|fd| !fd.revents().is_empty());
+        let more = completions && self.take(out, Self::completion_event);
+        more | (others && self.take(out, Self::other_event))
+    }
+
+    fn take(&self, out: &mut Vec<HostEvent>, next: impl Fn(&Self) -> Option<Option<HostEvent>>) -> bool {
+        for _ in 0..BATCH {
+            match next(self) {
+                Some(event) => out.extend(event),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn completion_event(&self) -> Option<Option<HostEvent>> {
+        let (mut cq, mut tag) = (null_mut(), null_mut());
+        // SAFETY: the channel is alive and does not block; both out parameters are live pointers.
+        if unsafe { ffi::ibv_get_cq_event(self.channel(), &raw mut cq, &raw mut tag) } != 0 {
+            return None;
+        }
+        // SAFETY: the queue of an event that is not acknowledged cannot have been destroyed.
+        unsafe { ffi::ibv_ack_cq_events(cq, 1) };
+        Some(Some(HostEvent::Completion(pointer_to_tag(tag))))
+    }
+
+    fn other_event(&self) -> Option<Option<HostEvent>> {
+        let mut event = ffi::ibv_async_event {
+            element: ffi::ibv_async_event__bindgen_ty_1 { port_num: 0 },
+            event_type: 0,
+        };
+        // SAFETY: the context is open, does not block on events, and the event is a live structure.
+        if unsafe { ffi::ibv_get_async_event(self.raw(), &raw mut event) } != 0 {
+            return None;
+        }
+        let translated = translate(&event);
+        // SAFETY: the event was just taken and is acknowledged this once.
+        unsafe { ffi::ibv_ack_async_event(&raw mut event) };
+        Some(translated)
+    }
+}
+
+/// An event that is not acknowledged yet. Those of no use to a guest are none.
+fn translate(event: &ffi::ibv_async_event) -> Option<HostEvent> {
+    // SAFETY: the event names a queue pair, as the caller saw from its type, that lives until it is acknowledged.
+    let qp = || pointer_to_tag(unsafe { (*event.element.qp).qp_context });
+    // SAFETY: the same for a completion queue.
+    let cq = || pointer_to_tag(unsafe { (*event.element.cq).cq_context });
+    // SAFETY: the same for a shared receive queue.
+    let srq = || pointer_to_tag(unsafe { (*event.element.srq).srq_context });
+    Some(match event.event_type {
+        ffi::IBV_EVENT_CQ_ERR => HostEvent::CqErr(cq()),
+        ffi::IBV_EVENT_QP_FATAL => HostEvent::QpFatal(qp()),
+        ffi::IBV_EVENT_QP_REQ_ERR => HostEvent::QpReqErr(qp()),
+        ffi::IBV_EVENT_QP_ACCESS_ERR => HostEvent::QpAccessErr(qp()),
+        ffi::IBV_EVENT_COMM_EST => HostEvent::CommEst(qp()),
+        ffi::IBV_EVENT_SQ_DRAINED => HostEvent::SqDrained(qp()),
+        ffi::IBV_EVENT_QP_LAST_WQE_REACHED => HostEvent::LastWqeReached(qp()),
+        ffi::IBV_EVENT_SRQ_LIMIT_REACHED => HostEvent::SrqLimitReached(srq()),
+        ffi::IBV_EVENT_SRQ_ERR => HostEvent::SrqErr(srq()),
+        ffi::IBV_EVENT_PORT_ACTIVE => HostEvent::Port { up: true },
+        ffi::IBV_EVENT_PORT_ERR => HostEvent::Port { up: false },
+        ffi::IBV_EVENT_DEVICE_FATAL => HostEvent::DeviceFatal,
+        _ => return None,
+    })
+}

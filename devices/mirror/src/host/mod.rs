@@ -1,0 +1,249 @@
+//! A device of the host through libibverbs.
+
+mod ffi;
+mod limits;
+mod netlink;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use device_model::ram::Ram;
+use verbs::{AddressVector, Gid, Keys, Limits, MrInit, PageList, QpAttr, QpAttrMask, Qpn, Sge, SrqAttr};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+
+use self::ffi::{
+    AddressHandle, Area, CompletionQueue, Context, MemoryRegion, Parts, ProtectionDomain, QueuePair,
+    SharedQueue,
+};
+pub use self::limits::warnings;
+pub use self::netlink::InterfaceAddresses;
+use crate::device::{Device, HostCompletion, HostEvent, HostSend, QpParts};
+
+/// How often, and how long apart, the kernel is asked for an address that was just added.
+const GID_TRIES: u32 = 200;
+const GID_WAIT: Duration = Duration::from_millis(5);
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It is not there, or may not be opened.
+    #[error("Cannot open the RDMA device {name}: {source}. {remedy}", remedy = remedy(source))]
+    Open {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// InfiniBand, or a device without a network interface.
+    #[error("The RDMA device {0} is no RoCE v2 device: choose one that is (`rdma link` shows them)")]
+    NotRoce(String),
+    /// Its port is down.
+    #[error("The port of the RDMA device {0} is down: bring its network interface up")]
+    Down(String),
+    /// Guest memory that is not in a file, or in huge pages.
+    #[error("Guest memory cannot be registered with a host device: leave out hugepages=on")]
+    Memory,
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "Give this user access to /dev/infiniband/uverbs*",
+        _ => {
+            "Is the name right (`rdma link`), are ib_uverbs and the device's driver loaded, and its libibverbs provider (package ibverbs-providers) installed?"
+        }
+    }
+}
+
+/// A RoCE device of the host, open.
+pub struct HostDevice {
+    context: Arc<Context>,
+    limits: Limits,
+    memory: GuestFile,
+    interface: u32,
+}
+
+impl HostDevice {
+    /// Opens the device of that name for a guest with that memory.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open(name: &str, ram: Arc<Ram>) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Open { name: name.to_owned(), source };
+        let memory = GuestFile::new(ram).ok_or(OpenError::Memory)?;
+        let context = Context::open(name).map_err(failed)?;
+        let (is_ethernet, is_active) = context.port_state().map_err(failed)?;
+        let interface = context.gids().map_err(failed)?.iter().map(|(_, _, interface)| *interface).next();
+        let interface = interface.filter(|index| is_ethernet && *index != 0);
+        let interface = interface.ok_or_else(|| OpenError::NotRoce(name.to_owned()))?;
+        if !is_active {
+            return Err(OpenError::Down(name.to_owned()));
+        }
+        let limits = context.limits().map_err(failed)?;
+        Ok(Self { context, limits, memory, interface })
+    }
+
+    /// Index of the device's network interface.
+    pub const fn interface(&self) -> u32 {
+        self.interface
+    }
+
+    /// Descriptors that become readable when [`Device::events`] has something to tell. To be watched for edges: they stay
+    /// readable while nobody asks.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptors left.
+    pub fn wakeups(&self) -> io::Result<[OwnedFd; 2]> {
+        let [completions, others] = self.context.fds();
+        Ok([completions.try_clone_to_owned()?, others.try_clone_to_owned()?])
+    }
+
+    fn row_of(&self, gid: Gid) -> Option<u8> {
+        let table = self.context.gids().unwrap_or_default();
+        table.iter().find(|(found, _, _)| *found == gid).map(|(_, row, _)| *row)
+    }
+}
+
+/// Guest memory as the file it is.
+struct GuestFile(Arc<Ram>);
+
+impl GuestFile {
+    /// `None` when there is memory without a file, or with pages larger than the guest's.
+    fn new(ram: Arc<Ram>) -> Option<Self> {
+        let usable =
+            ram.iter().all(|region| region.file_offset().is_some() && region.is_hugetlbfs() != Some(true));
+        usable.then_some(Self(ram))
+    }
+
+    /// The piece of a file that is the memory at `gpa`.
+    fn piece(&self, gpa: u64, len: u64) -> io::Result<(&File, u64, usize)> {
+        let fault = io::Error::from_raw_os_error(14);
+        let inside = |region: &&_| {
+            let start = GuestMemoryRegion::start_addr(*region).raw_value();
+            gpa >= start
+                && gpa.checked_add(len).is_some_and(|end| end - start <= GuestMemoryRegion::len(*region))
+        };
+        let Some(region) = self.0.iter().find(inside) else { return Err(fault) };
+        let Some(file) = region.file_offset() else { return Err(fault) };
+        let offset = file.start() + (gpa - region.start_addr().raw_value());
+        Ok((file.file(), offset, usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?))
+    }
+
+    /// All pages of a list, in one piece.
+    fn map(&self, pages: &PageList) -> io::Result<Area> {
+        let len = u64::from(pages.pages()) * pages.page_size();
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Area::map(len, pages.runs().map(|(gpa, len)| self.piece(gpa, len)))
+    }
+}
+
+impl Device for HostDevice {
+    type Pd = Arc<ProtectionDomain>;
+    type Mr = MemoryRegion;
+    type Cq = Arc<CompletionQueue>;
+    type Srq = Arc<SharedQueue>;
+    type Qp = QueuePair;
+    type Ah = AddressHandle;
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn create_pd(&mut self) -> io::Result<Self::Pd> {
+        ProtectionDomain::new(&self.context)
+    }
+
+    fn register_mr(
+        &mut self,
+        pd: &Self::Pd,
+        init: &MrInit,
+        pages: &PageList,
+    ) -> io::Result<(Self::Mr, Keys)> {
+        let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let offset = usize::try_from(init.iova & (pages.page_size() - 1)).map_err(too_long)?;
+        let len = usize::try_from(init.length).map_err(too_long)?;
+        MemoryRegion::new(pd, self.memory.map(pages)?, offset, len, init.iova, init.access)
+    }
+
+    fn create_cq(&mut self, depth: u32, tag: u32) -> io::Result<Self::Cq> {
+        CompletionQueue::new(&self.context, depth, tag)
+    }
+
+    fn create_srq(&mut self, pd: &Self::Pd, attr: SrqAttr, tag: u32) -> io::Result<Self::Srq> {
+        SharedQueue::new(pd, attr, tag)
+    }
+
+    fn set_srq_limit(&mut self, srq: &Self::Srq, limit: u32) -> io::Result<()> {
+        srq.set_limit(limit)
+    }
+
+    fn srq_limit(&self, srq: &Self::Srq) -> io::Result<u32> {
+        srq.limit()
+    }
+
+    fn create_qp(&mut self, parts: &QpParts<'_, Self>, tag: u32) -> io::Result<(Self::Qp, Qpn)> {
+        let QpParts { qp_type, pd, send_cq, recv_cq, srq, cap } = *parts;
+        QueuePair::new(&Parts { qp_type, pd, send_cq, recv_cq, srq, cap }, tag)
+    }
+
+    fn modify_qp(
+        &mut self,
+        qp: &Self::Qp,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+        sgid_index: u8,
+    ) -> io::Result<()> {
+        qp.modify(attr, mask, sgid_index)
+    }
+
+    fn query_qp(&self, qp: &Self::Qp) -> io::Result<QpAttr> {
+        qp.query()
+    }
+
+    fn create_ah(&mut self, pd: &Self::Pd, av: &AddressVector, sgid_index: u8) -> io::Result<Self::Ah> {
+        AddressHandle::new(pd, av, sgid_index)
+    }
+
+    fn post_send(&mut self, qp: &Self::Qp, wr: &HostSend<'_, Self::Ah>) -> io::Result<()> {
+        qp.post_send(wr)
+    }
+
+    fn post_recv(&mut self, qp: &Self::Qp, wr_id: u64, sges: &[Sge]) -> io::Result<()> {
+        qp.post_recv(wr_id, sges)
+    }
+
+    fn post_srq_recv(&mut self, srq: &Self::Srq, wr_id: u64, sges: &[Sge]) -> io::Result<()> {
+        srq.post_recv(wr_id, sges)
+    }
+
+    fn poll_cq(&mut self, cq: &Self::Cq, out: &mut Vec<HostCompletion>) -> io::Result<()> {
+        cq.poll(out)
+    }
+
+    fn arm_cq(&mut self, cq: &Self::Cq) -> io::Result<()> {
+        cq.arm()
+    }
+
+    fn events(&mut self, out: &mut Vec<HostEvent>) -> bool {
+        self.context.events(out)
+    }
+
+    fn gid_index(&self, gid: Gid) -> Option<u8> {
+        for _ in 1..GID_TRIES {
+            if let Some(row) = self.row_of(gid) {
+                return Some(row);
+            }
+            thread::sleep(GID_WAIT);
+        }
+        self.row_of(gid)
+    }
+
+    fn own_gid(&self) -> Option<(Gid, u8)> {
+        self.context.gids().ok()?.first().map(|(gid, row, _)| (*gid, *row))
+    }
+}

@@ -1,0 +1,59 @@
+//! What carries out a slot's verbs.
+
+use std::os::fd::OwnedFd;
+
+use roce::{RoceConfig, RoceProvider};
+use verbs::Provider;
+
+use super::port::NicPort;
+use crate::error::{Error, Result};
+use crate::machine::SlotBuilder;
+
+/// A provider, and what else the I/O thread has to listen to for it.
+pub(super) struct Made {
+    pub(super) provider: Box<dyn Provider>,
+    /// To be watched for edges.
+    pub(super) wakeups: Vec<OwnedFd>,
+}
+
+/// Makes the provider that `port` asks for.
+pub(super) fn make(slots: &SlotBuilder, port: &NicPort) -> Result<Made> {
+    let engine = RoceProvider::new(RoceConfig::new(port.mac), slots.ram(), port.link.clone())
+        .map_err(|e| Error::Usage(format!("Network port {} cannot carry RDMA: {e}", port.name)))?;
+    match &port.mirrored {
+        None => Ok(Made { provider: Box::new(engine), wakeups: Vec::new() }),
+        Some((device, address)) => mirror(slots, port, engine, device, *address),
+    }
+}
+
+#[cfg(feature = "mirror")]
+fn mirror(
+    slots: &SlotBuilder,
+    port: &NicPort,
+    engine: RoceProvider,
+    device: &str,
+    address: std::net::IpAddr,
+) -> Result<Made> {
+    use mirror::host::{HostDevice, InterfaceAddresses, warnings};
+    use mirror::{GidPolicy, MirrorProvider};
+    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+    let ram = slots.ram_regions();
+    for warning in warnings(ram.iter().map(|region| region.len()).sum()) {
+        tracing::warn!("{warning}");
+    }
+    let host = HostDevice::open(device, ram)
+        .map_err(|e| Error::Resource(format!("Network port {}: {e}", port.name)))?;
+    let failed = |e| Error::io(format!("listen to the RDMA device {device}"), e);
+    let wakeups = host.wakeups().map_err(failed)?.into();
+    let addresses = InterfaceAddresses::new(host.interface()).map_err(failed)?;
+    let policy = GidPolicy::new(&[address], port.mac);
+    let provider = MirrorProvider::new(Box::new(engine), host, policy, Box::new(addresses));
+    Ok(Made { provider: Box::new(provider), wakeups })
+}
+
+/// Never called: the configuration was refused before.
+#[cfg(not(feature = "mirror"))]
+fn mirror(_: &SlotBuilder, port: &NicPort, _: RoceProvider, _: &str, _: std::net::IpAddr) -> Result<Made> {
+    Err(Error::Usage(format!("Network port {}: this verbena cannot mirror", port.name)))
+}

@@ -98,7 +98,7 @@ impl Channel for Feeder {
         Ok(())
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_settled(&mut self) -> bool {
         true
     }
 

@@ -7,10 +7,10 @@ use clap::Args;
 
 use crate::cargo::cargo;
 
-/// Measure in one process: the engine's codec, packets and messages, the device's registration of memory, all beside
-/// references from the same run.
+/// Measure the engine's codec, packets and messages, the direct carrier between two threads and two processes, and the
+/// device's registration of memory, all beside references from the same run.
 ///
-/// No guest runs and nothing leaves the process.
+/// No guest runs. Threads of the direct carrier poll, so leave two cores to them.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Only rows whose name contains one of these words.
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 }
 
 /// Packages and their benchmarks.
-const BENCHES: &[(&str, &str)] = &[("roce", "engine"), ("pvrdma", "registration")];
+const BENCHES: &[(&str, &str)] = &[("roce", "engine"), ("roce", "direct"), ("pvrdma", "registration")];
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {

@@ -41,7 +41,7 @@ pub trait Channel: Send {
     fn pull(&self, gpa: u64, to: &RamSlice<'_>) -> Result<(), RamError>;
 
     /// Whether the peer has taken all records that were sent, and reads nothing any more of what they refer to.
-    fn is_settled(&self) -> bool;
+    fn is_settled(&mut self) -> bool;
 
     /// Waits a moment for the peer to settle, as often as it is called. Returns `false` when that has taken too long.
     fn wait(&mut self) -> bool;

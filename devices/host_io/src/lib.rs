@@ -10,6 +10,8 @@
 //! | [`impair`] | loses, delays, doubles, reorders and corrupts them |
 //! | [`rdma_filter`] | keeps a network interface out of the UDP port of the RDMA device beside it |
 //!
+//! [`direct`] lets machines on one switch read each other's memory, for RDMA without frames.
+//!
 //! [`switch`] joins virtual machines of one host without privilege, [`udp`] two hosts without privilege, [`tap`] a
 //! machine and its host with it; [`pair`] and [`loopback`] stay inside a process.
 //!
@@ -30,6 +32,7 @@
 mod backlog;
 pub mod capture;
 pub mod clock;
+pub mod direct;
 pub mod event;
 pub mod file_io;
 mod forward;

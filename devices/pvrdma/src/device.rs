@@ -91,6 +91,7 @@ impl Pvrdma {
         core.flush_events();
         core.flush_notifications();
         more |= !core.ready.is_empty();
+        more = more || !core.provider.rest();
         let retry = (!core.events.is_empty()).then(|| now + RETRY);
         let deadline = core.provider.next_deadline().into_iter().chain(retry).min();
         MutexGuard::unlock_fair(core);

@@ -2,7 +2,7 @@
 
 use device_model::net::MacAddr;
 use device_model::time::Instant;
-use verbs::{AsyncEvent, Gid, GidEntry, Mtu, Owner, QpAttr, QpId, QpType, Qpn, WcStatus};
+use verbs::{AsyncEvent, Carrier, Gid, GidEntry, Mtu, Owner, QpAttr, QpId, QpType, Qpn, WcStatus};
 
 use crate::counters::{Counters, ObjectCounts};
 use crate::state::{Core, Phase, Qp, owner};
@@ -64,6 +64,8 @@ pub struct QueuePair {
     pub owner: Owner,
     /// Attributes as they are now.
     pub attr: QpAttr,
+    /// What carries its packets; connected queue pairs only.
+    pub carrier: Option<Carrier>,
     /// What it failed of last, since it left the reset state.
     pub failure: Option<Cause>,
 }
@@ -153,7 +155,8 @@ impl Core {
     fn queue_pair(&self, handle: u32, qp: &Qp) -> Option<QueuePair> {
         let attr = self.provider.query_qp(QpId(handle)).ok()?;
         let (qpn, qp_type, owner, failure) = (qp.qpn, qp.qp_type, owner(qp.context), qp.failure);
-        Some(QueuePair { handle, qpn, qp_type, owner, attr, failure })
+        let carrier = self.provider.carrier(QpId(handle));
+        Some(QueuePair { handle, qpn, qp_type, owner, attr, carrier, failure })
     }
 
     fn object_limits(&self) -> ObjectCounts {

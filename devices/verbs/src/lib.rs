@@ -22,7 +22,8 @@ mod work;
 pub use attr::{AddressVector, QpAttr, QpAttrMask, QpCap, QpState};
 pub use memory::{MrInit, MrKind, PageList, PageListError, Segment, Segments};
 pub use provider::{
-    AsyncEvent, CqInit, Error, GidEntry, Keys, Limits, Provider, ProviderEvent, QpInit, SrqAttr, SrqInit,
+    AsyncEvent, Carrier, CqInit, Error, GidEntry, Keys, Limits, Provider, ProviderEvent, QpInit, SrqAttr,
+    SrqInit,
 };
 pub use types::{Access, CqId, Gid, MrId, Mtu, Owner, PdId, QpId, QpType, Qpn, SrqId};
 pub use work::{

@@ -9,6 +9,17 @@ use crate::{
     Qpn, RecvWr, SendWr, SrqId,
 };
 
+/// What carries the packets of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Frames over the link.
+    Wire,
+    /// Nothing: one copy out of the memory of another machine of this host.
+    Direct,
+    /// Nothing: one copy inside the memory of this machine.
+    Itself,
+}
+
 /// What a provider can do at most; the device model advertises no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -328,6 +339,12 @@ pub trait Provider: Send {
     /// something has come already, so that [`Provider::advance`] must be called again.
     fn rest(&mut self) -> bool {
         true
+    }
+
+    /// What carries the packets of a connected queue pair at the moment; `None` for others.
+    fn carrier(&self, qp: QpId) -> Option<Carrier> {
+        let _ = qp;
+        None
     }
 
     /// When [`Provider::advance`] must be called next even if nothing else happens.

@@ -91,7 +91,8 @@ fn gids(device: &RdmaDevice) -> String {
 }
 
 fn queue_pairs(qps: &[QueuePair]) -> String {
-    let mut rows = vec![words("QPN TYPE OWNER STATE PEER-QPN PEER-GID MTU SEND-PSN RECV-PSN LAST-FAILURE")];
+    let mut rows =
+        vec![words("QPN TYPE OWNER STATE PEER-QPN PEER-GID MTU CARRIER SEND-PSN RECV-PSN LAST-FAILURE")];
     for qp in qps {
         rows.push(vec![
             hex(qp.qpn),
@@ -101,6 +102,7 @@ fn queue_pairs(qps: &[QueuePair]) -> String {
             qp.peer_qpn.map_or(NONE.to_owned(), hex),
             qp.peer_gid.clone().unwrap_or_else(|| NONE.to_owned()),
             qp.path_mtu.map_or(NONE.to_owned(), |mtu| mtu.to_string()),
+            qp.carrier.clone().unwrap_or_else(|| NONE.to_owned()),
             hex(qp.send_psn),
             hex(qp.receive_psn),
             qp.failure.as_ref().map_or(NONE.to_owned(), |failure| failure.cause.clone()),
@@ -208,6 +210,7 @@ mod tests {
                 peer_gid: Some("::ffff:10.0.0.2".into()),
                 peer_qpn: Some(0xabcdef),
                 path_mtu: Some(1024),
+                carrier: Some("direct".into()),
                 send_psn: 0,
                 receive_psn: 0xff_ffff,
                 failure: Some(failure.clone()),
@@ -238,8 +241,8 @@ net0 (PCI 00:01.1): port ACTIVE
   Objects
     queue pairs 1 of 65535
   Queue pairs
-    QPN       TYPE  OWNER  STATE  PEER-QPN  PEER-GID         MTU   SEND-PSN  RECV-PSN  LAST-FAILURE
-    0x000012  RC    user   ERR    0xabcdef  ::ffff:10.0.0.2  1024  0x000000  0xffffff  completion RETRY_EXC_ERR
+    QPN       TYPE  OWNER  STATE  PEER-QPN  PEER-GID         MTU   CARRIER  SEND-PSN  RECV-PSN  LAST-FAILURE
+    0x000012  RC    user   ERR    0xabcdef  ::ffff:10.0.0.2  1024  direct   0x000000  0xffffff  completion RETRY_EXC_ERR
   Failures
     at 1.500 s QP 0x000012, peer ::ffff:10.0.0.2 0xabcdef: completion RETRY_EXC_ERR
       Is the peer up?

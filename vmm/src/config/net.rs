@@ -1,7 +1,7 @@
 //! `--net link=switch:/run/lab.sock,mac=52:54:00:00:00:01,rdma=on`
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use device_model::net::MacAddr;
 use host_io::impair::Impairment;
@@ -44,6 +44,10 @@ pub struct NetConfig {
     pub provider: ProviderKind,
     /// The host device, with [`ProviderKind::Host`].
     pub device: Option<String>,
+    /// Whether RDMA with machines on the same switch may go by memory that both processes map, without frames. Then this
+    /// guest's memory can be read by their processes. Never with a capture or an impairment, which are about frames.
+    #[serde(default = "on", deserialize_with = "on_off")]
+    pub direct: bool,
     /// pcapng file that receives every frame of the port.
     pub capture: Option<PathBuf>,
     /// The only IP address the guest may send from, beside the link-local one of its MAC; any by default.
@@ -84,6 +88,15 @@ impl NetConfig {
             (ProviderKind::Host, Some(device), Some(address)) => Ok(Some((device, address))),
         }
     }
+
+    /// The switch with whose other machines this one shares its memory.
+    pub fn shares_memory_at(&self) -> Option<&Path> {
+        let frames_matter = self.capture.is_some() || self.impair.is_some();
+        match &self.link {
+            Backend::Switch(path) if self.rdma && self.direct && !frames_matter => Some(path),
+            _ => None,
+        }
+    }
 }
 
 fn unplugged() -> Backend {
@@ -98,6 +111,16 @@ fn on() -> bool {
 mod tests {
     use super::super::key_value::parse;
     use super::*;
+
+    #[test]
+    fn memory_is_shared_with_machines_on_a_switch_unless_that_is_off_or_frames_are_looked_at() {
+        let shares = |text: &str| parse::<NetConfig>(text).unwrap().shares_memory_at().map(Path::to_owned);
+        assert_eq!(shares("switch:/s"), Some(PathBuf::from("/s")));
+        for off in ["switch:/s,direct=off", "switch:/s,rdma=off", "switch:/s,capture=/c", "loopback"] {
+            assert_eq!(shares(off), None, "{off}");
+        }
+        assert_eq!(shares("switch:/s,impair=loss:1%"), None);
+    }
 
     #[test]
     fn rdma_is_on_unless_switched_off() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pci::Bdf;
 use pvrdma::{Counters, DriverPhase, Failure, Pvrdma, Snapshot};
 use pvrdma_spec::command::Opcode;
-use verbs::{Gid, Owner, QpState, QpType, Qpn};
+use verbs::{Carrier, Gid, Owner, QpState, QpType, Qpn};
 use vmm_api::{Calls, DriverState, FailureReport, GidRow, ObjectUse, Port, QueuePair, RdmaDevice};
 
 use super::SlotView;
@@ -101,6 +101,7 @@ fn queue_pair(seen: &Snapshot, qp: &pvrdma::QueuePair) -> QueuePair {
         peer_gid: connected.then(|| attr.av.dgid.to_string()),
         peer_qpn: connected.then_some(attr.dest_qpn.0),
         path_mtu: connected.then(|| attr.path_mtu.bytes()),
+        carrier: qp.carrier.map(|carrier| self::carrier(carrier).to_owned()),
         send_psn: attr.sq_psn,
         receive_psn: attr.rq_psn,
         failure: qp.failure.map(explain),
@@ -129,6 +130,14 @@ const fn service(service: QpType) -> &'static str {
         QpType::Gsi => "GSI",
         QpType::Rc => "RC",
         QpType::Ud => "UD",
+    }
+}
+
+const fn carrier(carrier: Carrier) -> &'static str {
+    match carrier {
+        Carrier::Wire => "wire",
+        Carrier::Direct => "direct",
+        Carrier::Itself => "itself",
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a NIC slot's I/O thread does when something happens.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use device_model::doorbell::Bell;
 use device_model::net::Link;
 use device_model::time::Instant;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use host_io::direct::Driver;
 use pvrdma::Pvrdma;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
@@ -29,7 +30,8 @@ const NIC_BELL: u32 = 1;
 const TIMER: u32 = 2;
 const RDMA_WORK: u32 = 3;
 const RDMA_HOST: u32 = 4;
-const RDMA_GROUPS: u32 = 5;
+const CHANNELS: u32 = 5;
+const RDMA_GROUPS: u32 = 6;
 
 /// The RDMA half of a slot.
 pub(super) struct RdmaEvents {
@@ -41,6 +43,8 @@ pub(super) struct RdmaEvents {
     pub(super) groups: Vec<Arc<EventBell>>,
     /// Become readable when the provider's host device has something to tell.
     pub(super) wakeups: Vec<OwnedFd>,
+    /// Makes channels to other machines.
+    pub(super) channels: Option<Driver>,
 }
 
 /// Serves both functions of a slot and their link.
@@ -174,6 +178,9 @@ impl MutEventSubscriber for NicEvents {
                 // They stay readable while the guest's driver is away and nobody reads them.
                 add(Events::with_data(fd, RDMA_HOST, EventSet::IN | EventSet::EDGE_TRIGGERED));
             }
+            if let Some(driver) = &rdma.channels {
+                add(Events::with_data(&driver.as_fd().as_raw_fd(), CHANNELS, EventSet::IN));
+            }
             for (data, bell) in (RDMA_GROUPS..).zip(&rdma.groups) {
                 add(Events::with_data(&**bell, data, EventSet::IN));
             }
@@ -190,7 +197,7 @@ impl MutEventSubscriber for NicEvents {
             TIMER => self.timer_fired(),
             RDMA_HOST => {}
             bell => {
-                if let Some(rdma) = &self.rdma {
+                if let Some(rdma) = &mut self.rdma {
                     rdma.rang(bell);
                 }
             }
@@ -214,9 +221,13 @@ impl RdmaEvents {
         }
     }
 
-    fn rang(&self, data: u32) {
+    fn rang(&mut self, data: u32) {
         if data == RDMA_WORK {
             self.work.clear();
+        } else if data == CHANNELS {
+            if let Some(driver) = &mut self.channels {
+                driver.process();
+            }
         } else if let Ok(group) = usize::try_from(data - RDMA_GROUPS)
             && let Some(bell) = self.groups.get(group)
         {

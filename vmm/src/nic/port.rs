@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use device_model::net::{Link, MacAddr};
@@ -29,6 +30,16 @@ pub struct NicPort {
     pub(super) rdma: bool,
     /// The host device it is mirrored onto, and the guest's address there.
     pub(super) mirrored: Option<(String, IpAddr)>,
+    /// How it gets channels to other machines, if it may.
+    pub(super) direct: Option<Direct>,
+}
+
+/// What channels to other machines are made of.
+pub(super) struct Direct {
+    /// Socket of the switch.
+    pub(super) switch: PathBuf,
+    /// Addresses that the guest may send from; `None`: any.
+    pub(super) addresses: Option<Vec<IpAddr>>,
 }
 
 /// Opens the ports of all `nets`.
@@ -55,11 +66,14 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
         .map(|path| CaptureFile::create(path, None).map(Arc::new))
         .transpose()
         .map_err(|e| failed(&e))?;
+    let addresses = policy.addresses().map(<[IpAddr]>::to_vec);
+    let direct = net.shares_memory_at().map(|path| Direct { switch: path.into(), addresses });
     let options = Options { policy: Some(policy), impairment: net.impair, capture };
     let spec = PortSpec::from(net.link.clone()).with_mtu(net.mtu).with_name(&name);
     let link = open_with(&spec, options).map_err(|e| failed(&e))?.link;
     let nic_link = if net.rdma { Arc::new(RdmaFilter::new(link.clone())) } else { link.clone() };
-    Ok(NicPort { mac, link, nic_link, backend: net.link.to_string(), rdma: net.rdma, mirrored, name })
+    let (backend, rdma) = (net.link.to_string(), net.rdma);
+    Ok(NicPort { mac, link, nic_link, backend, rdma, mirrored, direct, name })
 }
 
 /// A locally administered address that no two running machines of one host share.

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use host_io::direct::{Driver, DriverOptions};
 use roce::{RoceConfig, RoceProvider};
 use verbs::Provider;
 
@@ -14,6 +15,8 @@ pub(super) struct Made {
     pub(super) provider: Box<dyn Provider>,
     /// To be watched for edges.
     pub(super) wakeups: Vec<OwnedFd>,
+    /// Makes the channels to other machines.
+    pub(super) channels: Option<Driver>,
 }
 
 /// Makes the provider that `port` asks for.
@@ -21,9 +24,25 @@ pub(super) fn make(slots: &SlotBuilder, port: &NicPort) -> Result<Made> {
     let engine = RoceProvider::new(RoceConfig::new(port.mac), slots.ram(), port.link.clone())
         .map_err(|e| Error::Usage(format!("Network port {} cannot carry RDMA: {e}", port.name)))?;
     match &port.mirrored {
-        None => Ok(Made { provider: Box::new(engine), wakeups: Vec::new() }),
+        None => direct(slots, port, engine),
         Some((device, address)) => mirror(slots, port, engine, device, *address),
     }
+}
+
+/// The engine, with channels if the port may have them.
+fn direct(slots: &SlotBuilder, port: &NicPort, engine: RoceProvider) -> Result<Made> {
+    let Some(direct) = &port.direct else {
+        return Ok(Made { provider: Box::new(engine), wakeups: Vec::new(), channels: None });
+    };
+    let (driver, handle) = Driver::new(DriverOptions {
+        switch: direct.switch.clone(),
+        mac: port.mac,
+        addresses: direct.addresses.clone(),
+        ram: slots.ram_regions(),
+    })
+    .map_err(|e| Error::io(format!("make the channels of {}", port.name), e))?;
+    let engine = engine.with_exchange(Box::new(handle));
+    Ok(Made { provider: Box::new(engine), wakeups: Vec::new(), channels: Some(driver) })
 }
 
 #[cfg(feature = "mirror")]
@@ -49,7 +68,7 @@ fn mirror(
     let addresses = InterfaceAddresses::new(host.interface()).map_err(failed)?;
     let policy = GidPolicy::new(&[address], port.mac);
     let provider = MirrorProvider::new(Box::new(engine), host, policy, Box::new(addresses));
-    Ok(Made { provider: Box::new(provider), wakeups })
+    Ok(Made { provider: Box::new(provider), wakeups, channels: None })
 }
 
 /// Never called: the configuration was refused before.

@@ -128,6 +128,8 @@ pub struct QueuePair {
     pub peer_qpn: Option<u32>,
     /// Path MTU in bytes; connected queue pairs only.
     pub path_mtu: Option<u32>,
+    /// What carries its packets: `wire`, `direct` or `itself`; connected queue pairs only.
+    pub carrier: Option<String>,
     /// Next sequence number to send.
     pub send_psn: u32,
     /// Next sequence number expected.

@@ -62,6 +62,11 @@ impl AddressPolicy {
         Self { mac, addresses: Some(addresses) }
     }
 
+    /// The IP addresses the guest may send from; `None` when they are left to it.
+    pub fn addresses(&self) -> Option<&[IpAddr]> {
+        self.addresses.as_deref()
+    }
+
     /// Checks a frame by its first bytes, 256 at most.
     ///
     /// # Errors

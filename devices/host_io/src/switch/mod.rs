@@ -4,6 +4,9 @@
 //! thread that never waits for a port. A frame is copied twice, both times by the kernel: into the switch and out of
 //! it. Each port has a bounded queue; a port that is too slow loses its own frames and nobody else's.
 //!
+//! Machines that may read each other's memory ([`crate::direct`]) ask the switch to connect them: it knows which process
+//! has a port at which address.
+//!
 //! It does not speak spanning tree, does not look into VLAN tags, and forwards no frame addressed to the link itself.
 //!
 //! # Trust
@@ -14,6 +17,7 @@
 
 mod client;
 mod error;
+mod operator;
 mod port;
 pub mod protocol;
 mod server;
@@ -32,6 +36,7 @@ use crate::event::Event;
 
 pub use client::{SwitchLink, SwitchLinkOptions};
 pub use error::{ConnectError, SwitchError};
+pub use operator::Operator;
 pub use server::Switch;
 pub use stats::{PortSnapshot, Snapshot, Statistics};
 pub use table::{Dropped, Limits, PortId, Table, Verdict};

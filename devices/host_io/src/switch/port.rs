@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use device_model::time::Instant;
 use rustix::io::Errno;
+use rustix::net::sockopt;
 
 use super::protocol::{Answer, HEADER_LEN, Introduction};
 use super::socket::{self, Received};
@@ -59,6 +60,16 @@ impl Port {
     pub(super) fn refuse(&self, reason: String) {
         // An owner that cannot be told finds out by the hang-up.
         let _ = socket::send(&self.socket, &[IoSlice::new(&Answer::Refused(reason).encode())]);
+    }
+
+    /// The process of its owner.
+    pub(super) fn pid(&self) -> Option<i32> {
+        sockopt::socket_peercred(&self.socket).ok().map(|credentials| credentials.pid.as_raw_pid())
+    }
+
+    /// Gives up the connection as a port.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 
     pub(super) fn recv(&self, buf: &mut [u8]) -> Result<Received, Errno> {

@@ -5,6 +5,7 @@
 //! unknown kind are ignored and fixed parts may grow at their end, so features can be added behind a feature bit
 //! without a new version.
 
+use device_model::net::MacAddr;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -27,6 +28,13 @@ pub const HELLO: u8 = 1;
 pub const WELCOME: u8 = 2;
 /// [`Header::kind`]: switch to port before it hangs up; the body is the reason in UTF-8.
 pub const REFUSED: u8 = 3;
+/// [`Header::kind`]: first message of a connection that is no port, [`Named`]: the process has a port with this address, and
+/// takes channels there.
+pub const ATTACH: u8 = 4;
+/// [`Header::kind`]: on such a connection, [`Named`]: asks for a channel to the machine with this address.
+pub const CALL: u8 = 5;
+/// [`Header::kind`]: the switch's answer to both machines, [`Named`] for who is at the other end; comes with the socket.
+pub const CONNECT: u8 = 6;
 /// [`Header::kind`]: either way, one Ethernet frame without its frame check sequence.
 pub const FRAME: u8 = 16;
 
@@ -81,6 +89,39 @@ pub struct Welcome {
     pub port: U32,
     /// Features both sides have.
     pub features: U64,
+}
+
+/// A machine, by the Ethernet address of its port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Named {
+    /// [`MAGIC`].
+    magic: [u8; 8],
+    mac: [u8; 6],
+    /// Zero; ignored by the receiver.
+    reserved: [u8; 2],
+}
+
+impl Named {
+    /// Names a machine.
+    pub const fn new(mac: MacAddr) -> Self {
+        Self { magic: MAGIC, mac: mac.0, reserved: [0; 2] }
+    }
+
+    /// The machine's address.
+    pub const fn mac(&self) -> MacAddr {
+        MacAddr(self.mac)
+    }
+
+    /// Reads a whole message of the given kind; `None` when it is not one.
+    pub fn parse(message: &[u8], kind: u8) -> Option<Self> {
+        body::<Self>(message, kind).ok().map(|(named, _)| named).filter(|named| named.magic == MAGIC)
+    }
+
+    /// Writes the message that [`Named::parse`] reads.
+    pub fn encode(&self, kind: u8) -> Vec<u8> {
+        [Header::new(kind).as_bytes(), self.as_bytes()].concat()
+    }
 }
 
 /// Why a peer's first message was not understood.

@@ -1,11 +1,12 @@
 //! The switch's event loop: one thread, all sockets non-blocking.
 
 use std::collections::BTreeMap;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use device_model::net::MAX_FRAME;
+use device_model::net::{MAX_FRAME, MacAddr};
 use device_model::time::Instant;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -13,8 +14,9 @@ use rustix::time::Timespec;
 
 use super::Options;
 use super::error::SwitchError;
+use super::operator::{self, Attached};
 use super::port::{Delivery, Port};
-use super::protocol::{Answer, FRAME, HEADER_LEN, Introduction};
+use super::protocol::{ATTACH, Answer, CALL, FRAME, HEADER_LEN, Introduction, MAX_CONTROL, Named};
 use super::socket::{self, Received};
 use super::stats::{Snapshot, Statistics};
 use super::table::{Dropped, PortId, Table, Verdict};
@@ -40,6 +42,8 @@ pub struct Switch {
     listener: Listener,
     poll: OwnedFd,
     ports: BTreeMap<PortId, Port>,
+    /// Connections that channels are asked for on.
+    attached: BTreeMap<PortId, Attached>,
     next_port: PortId,
     table: Table,
     options: Options,
@@ -65,6 +69,7 @@ impl Switch {
             listener,
             poll,
             ports: BTreeMap::new(),
+            attached: BTreeMap::new(),
             next_port: FIRST_PORT,
             table: Table::new(options.addresses),
             options,
@@ -162,6 +167,9 @@ impl Switch {
     }
 
     fn serve(&mut self, id: PortId, flags: EventFlags, now: Instant) {
+        if self.attached.contains_key(&id) {
+            return self.hear(id, now);
+        }
         if flags.contains(EventFlags::OUT) {
             self.flush(id);
         }
@@ -200,7 +208,10 @@ impl Switch {
     fn handle(&mut self, id: PortId, message: &[u8], now: Instant) {
         let Some(port) = self.ports.get(&id) else { return };
         if !port.is_open() {
-            return self.greet(id, message);
+            return match Named::parse(message, ATTACH) {
+                Some(named) => self.attach(id, named.mac()),
+                None => self.greet(id, message),
+            };
         }
         match message.split_at_checked(HEADER_LEN) {
             Some(([FRAME, ..], frame)) => self.forward(id, message, frame, now),
@@ -223,6 +234,50 @@ impl Switch {
         match port.open(&introduction, &Answer::Welcome { mtu: self.options.mtu, port: number }) {
             Ok(()) => tracing::info!(port = number, name = introduction.name, "Port connected"),
             Err(_) => self.close(id),
+        }
+    }
+
+    /// Makes a connection one that channels are asked for on.
+    fn attach(&mut self, id: PortId, mac: MacAddr) {
+        let Some(port) = self.ports.remove(&id) else { return };
+        // Without a place the connection ends, and with it what its owner wants of it.
+        if let Some(pid) = port.pid()
+            && self.attached.len() < self.options.max_ports
+        {
+            self.attached.insert(id, Attached { socket: port.into_socket(), mac, pid });
+        }
+    }
+
+    /// Takes what is asked for on such a connection.
+    fn hear(&mut self, id: PortId, now: Instant) {
+        let mut buffer = [0; MAX_CONTROL];
+        for _ in 0..BURST {
+            let Some(attached) = self.attached.get(&id) else { return };
+            match socket::recv(&attached.socket, &mut [IoSliceMut::new(&mut buffer)]) {
+                Ok(Received::Message(len)) => {
+                    if let Some(named) = Named::parse(buffer.get(..len).unwrap_or_default(), CALL) {
+                        self.connect(id, named.mac(), now);
+                    }
+                }
+                Ok(Received::TooLong) => {}
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Ok(Received::Closed) | Err(_) => drop(self.attached.remove(&id)),
+            }
+        }
+    }
+
+    /// Connects two machines, if both have a port at the address they claim.
+    fn connect(&self, caller: PortId, peer: MacAddr, now: Instant) {
+        let has_port = |attached: &Attached| {
+            let port = self.table.lookup(attached.mac, now).and_then(|port| self.ports.get(&port));
+            port.and_then(Port::pid) == Some(attached.pid)
+        };
+        let Some(caller) = self.attached.get(&caller).filter(|attached| has_port(attached)) else { return };
+        let mut others = self.attached.values().filter(|attached| attached.mac == peer && peer != caller.mac);
+        if let Some(callee) = others.find(|attached| has_port(attached))
+            && let Err(error) = operator::connect(caller, callee)
+        {
+            device_model::guest_warn!(%error, "Failed to connect two machines");
         }
     }
 

@@ -1,12 +1,14 @@
 //! Connections between a switch and its ports: whole messages, never blocking.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with, sockopt,
 };
 
 use crate::socket_file::Listener;
@@ -35,6 +37,37 @@ pub(super) fn dial(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
 pub(super) fn send(socket: impl AsFd, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags).map(drop)
+}
+
+/// Sends one message and a file along. Never blocks.
+pub(super) fn send_with_file(socket: impl AsFd, message: &[u8], file: impl AsFd) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(message)], &mut control, flags).map(drop)
+}
+
+/// Takes one message and the file that came along; `None` when there is none. Never blocks.
+pub(super) fn recv_with_file(
+    socket: impl AsFd,
+    buf: &mut [u8],
+) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags) {
+        Ok(got) if got.bytes == 0 => return Err(Errno::CONNRESET),
+        Ok(got) => got,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok(Some((got.bytes, files.next().and_then(|mut files| files.next()))))
 }
 
 /// What [`recv`] found.

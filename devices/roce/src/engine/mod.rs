@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use device_model::net::MacAddr;
 use device_model::time::Instant;
-use verbs::{AsyncEvent, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
+use verbs::{AsyncEvent, Carrier, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
 
 pub use self::config::Config;
 pub use self::counters::Counters;
@@ -334,6 +334,18 @@ impl Engine {
                 qp.wake(&mut self.shared);
             }
         }
+    }
+
+    /// What carries the packets of a connected queue pair.
+    pub fn carrier(&self, qp: QpId) -> Option<Carrier> {
+        let path = &self.qps.get(qp.0).filter(|qp| qp.is_rc() && !qp.path.dst.is_zero())?.path;
+        Some(if self.owns(&path.dst) {
+            Carrier::Itself
+        } else if self.shared.is_direct(path) {
+            Carrier::Direct
+        } else {
+            Carrier::Wire
+        })
     }
 
     /// Whether, since this was asked last, something was taken back that plans may have named: a region, or the memory of

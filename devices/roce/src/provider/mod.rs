@@ -16,8 +16,8 @@ use device_model::ram::GuestRam;
 use device_model::save::{Record, RestoreError, SaveError};
 use device_model::time::Instant;
 use verbs::{
-    CqId, CqInit, Error, GidEntry, Keys, Limits, MrId, MrInit, Mtu, Owner, PdId, Provider, ProviderEvent,
-    QpAttr, QpAttrMask, QpId, QpInit, Qpn, RecvWr, SendWr, SrqAttr, SrqId, SrqInit,
+    Carrier, CqId, CqInit, Error, GidEntry, Keys, Limits, MrId, MrInit, Mtu, Owner, PdId, Provider,
+    ProviderEvent, QpAttr, QpAttrMask, QpId, QpInit, Qpn, RecvWr, SendWr, SrqAttr, SrqId, SrqInit,
 };
 
 use self::hairpin::Hairpin;
@@ -309,6 +309,10 @@ impl Provider for RoceProvider {
     fn rest(&mut self) -> bool {
         // The others are asked again when they are about to rest the next time.
         self.lines.iter_mut().all(|line| line.channel.rest())
+    }
+
+    fn carrier(&self, qp: QpId) -> Option<Carrier> {
+        self.engine.carrier(qp)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -88,7 +88,7 @@ impl Channel for TestChannel {
         Ok(())
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_settled(&mut self) -> bool {
         let queue = self.out.lock().unwrap();
         queue.hidden.is_empty() && queue.flying.is_empty() && queue.shown.is_empty() && !queue.busy
     }

@@ -47,7 +47,7 @@ impl Channel for Hostile {
         Ok(())
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_settled(&mut self) -> bool {
         true
     }
 

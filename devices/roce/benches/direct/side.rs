@@ -1,0 +1,300 @@
+//! One engine with its memory and its channel.
+
+use std::fs::File;
+use std::hint::{black_box, spin_loop};
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant as Clock};
+
+use device_model::net::MacAddr;
+use device_model::ram::{GuestRam, Ram};
+use device_model::time::Instant;
+use host_io::direct::channel::Offer;
+use host_io::loopback::Unplugged;
+use roce::engine::Config;
+use roce::{RoceConfig, RoceProvider};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use verbs::{
+    Access, AddressVector, CqId, CqInit, Gid, GidEntry, MrId, MrInit, MrKind, Mtu, Owner, PageList, PdId,
+    Provider, ProviderEvent, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpState, QpType, Qpn, SendFlags,
+    SendOp, SendWr, Sge, SgeList, WcStatus,
+};
+use vm_memory::bitmap::{AtomicBitmap, NewBitmap};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
+
+use super::elapsed;
+
+/// Bytes of memory: a source and a target of the larger working set, and a page for words.
+const RAM: u64 = (512 << 20) + 4096;
+pub const SOURCE: u64 = 0;
+pub const TARGET: u64 = 256 << 20;
+const WORDS: u64 = 512 << 20;
+
+const PD: PdId = PdId(1);
+const CQ: CqId = CqId(1);
+const MR: MrId = MrId(1);
+const QP: QpId = QpId(1);
+/// Unfinished requests.
+const DEPTH: u64 = 256;
+/// Bytes of them.
+const DEPTH_BYTES: u64 = 4 << 20;
+/// One of so many requests is completed visibly.
+const SIGNAL: u64 = 16;
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Asks,
+    Answers,
+}
+
+impl Role {
+    const fn number(self) -> u8 {
+        match self {
+            Self::Asks => 1,
+            Self::Answers => 2,
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::Asks => Self::Answers,
+            Self::Answers => Self::Asks,
+        }
+    }
+
+    const fn mac(self) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, self.number()])
+    }
+
+    fn gid(self) -> Gid {
+        Ipv4Addr::new(10, 0, 0, self.number()).into()
+    }
+}
+
+pub struct Side {
+    pub ram: Arc<Ram>,
+    provider: RoceProvider,
+    lkey: u32,
+    rkey: u32,
+    start: Clock,
+    posted: u64,
+    done: u64,
+}
+
+/// A sealed file as memory.
+pub fn memory() -> Arc<Ram> {
+    let fd = memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+    ftruncate(&fd, RAM).expect("memory");
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("seals");
+    let region = MmapRegionBuilder::new_with_bitmap(RAM as usize, AtomicBitmap::with_len(RAM as usize))
+        .with_file_offset(FileOffset::new(File::from(fd), 0))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED)
+        .build()
+        .expect("a mapping");
+    let region = GuestRegionMmap::new(region, GuestAddress(0)).expect("a region");
+    Arc::new(Ram::from_regions(vec![region]).expect("memory"))
+}
+
+/// A provider with a queue pair, whose numbers follow from its role; returns them too.
+fn provider(role: Role, ram: Arc<Ram>) -> (RoceProvider, Qpn, u32) {
+    let engine = Config { secret: u64::from(role.number()), ..Config::default() };
+    let link = Arc::new(Unplugged::new(9000));
+    let mut provider =
+        RoceProvider::new(RoceConfig { mac: role.mac(), engine }, ram, link).expect("a provider");
+    provider.create_pd(PD, Owner::User).expect("a domain");
+    provider.create_cq(CQ, CqInit { owner: Owner::User, depth: 4096 }).expect("a queue");
+    provider.set_gid(GidEntry { index: 0, gid: role.gid() }).expect("an address");
+    let pages: Vec<u64> = (0..RAM).step_by(4096).collect();
+    let kind = MrKind::Pages(PageList::new(12, &pages).expect("pages"));
+    let init = MrInit { pd: PD, iova: 0, length: RAM, access: Access::all(), kind };
+    let keys = provider.register_mr(MR, init).expect("a region");
+    let cap = QpCap { max_send_wr: 1024, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1 };
+    let init = QpInit {
+        qp_type: QpType::Rc,
+        owner: Owner::User,
+        pd: PD,
+        send_cq: CQ,
+        recv_cq: CQ,
+        srq: None,
+        cap,
+        access: Access::all(),
+        qpn: None,
+    };
+    let qpn = provider.create_qp(QP, init).expect("a queue pair");
+    (provider, qpn, keys.lkey)
+}
+
+impl Side {
+    /// An engine with a channel to the one at the other end of `socket`.
+    pub fn connect(role: Role, socket: OwnedFd) -> Self {
+        let ram = memory();
+        let (mut provider, _, lkey) = provider(role, Arc::clone(&ram));
+        let small = Arc::clone(&ram);
+        let (_, peer, rkey) = self::provider(role.other(), small);
+        let mut offer = Offer::new(socket, &ram, None).expect("an offer");
+        let channel = loop {
+            match offer.accept().expect("a channel") {
+                Ok(channel) => break channel,
+                Err(same) => offer = same,
+            }
+            std::thread::yield_now();
+        };
+        provider.attach(role.other().mac(), Box::new(channel));
+        bring_up(&mut provider, role.other(), peer);
+        Self { ram, provider, lkey, rkey, start: Clock::now(), posted: 0, done: 0 }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(elapsed(self.start))
+    }
+
+    fn turn(&mut self, now: Instant) {
+        self.provider.advance(now);
+        while let Some(event) = self.provider.poll_event() {
+            match event {
+                ProviderEvent::Completion(completion) => assert_eq!(completion.status, WcStatus::Success),
+                ProviderEvent::SendRetired(_) => self.done += 1,
+                _ => {}
+            }
+        }
+    }
+
+    fn post(&mut self, op: SendOp, addr: u64, length: u32) {
+        let signaled = self.posted % SIGNAL == SIGNAL - 1;
+        let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let sges = SgeList::from_slice(&[Sge { addr, length, lkey: self.lkey }]);
+        self.provider.post_send(QP, SendWr { wr_id: self.posted, op, flags, sges }).expect("room");
+        self.posted += 1;
+    }
+
+    /// Streams requests of `size` bytes over a working set; returns gigabytes a second.
+    pub fn stream(&mut self, size: u32, set: u64, read: bool, span: Duration) -> f64 {
+        let depth = (DEPTH_BYTES / u64::from(size)).clamp(4, DEPTH);
+        let rkey = self.rkey;
+        let (first, start) = (self.posted, Clock::now());
+        while start.elapsed() < span {
+            let now = self.now();
+            for _ in 0..8 {
+                while self.posted - self.done < depth {
+                    let offset = self.posted * u64::from(size) % set;
+                    let (addr, local) = (TARGET + offset, SOURCE + offset);
+                    let op = if read {
+                        SendOp::Read { addr, rkey }
+                    } else {
+                        SendOp::Write { addr, rkey, imm: None }
+                    };
+                    self.post(op, local, size);
+                }
+                self.turn(now);
+            }
+        }
+        while self.done < self.posted {
+            self.turn(self.now());
+        }
+        (self.posted - first) as f64 * f64::from(size) / start.elapsed().as_nanos() as f64
+    }
+
+    /// Answers until the other side goes.
+    pub fn serve(&mut self) {
+        while self.provider.counters().direct_losses == 0 {
+            let now = self.now();
+            for _ in 0..64 {
+                self.turn(now);
+            }
+        }
+    }
+
+    fn word(&self) -> u64 {
+        black_box((&*self.ram as &dyn GuestRam).read_obj::<u64>(WORDS).expect("memory"))
+    }
+
+    fn send_word(&mut self, value: u64) {
+        (&*self.ram as &dyn GuestRam).write_obj(WORDS + 64, &value).expect("memory");
+        let op = SendOp::Write { addr: WORDS, rkey: self.rkey, imm: None };
+        self.post(op, WORDS + 64, 8);
+    }
+
+    /// Sends back each word that comes, until the other side goes.
+    pub fn echo(&mut self) {
+        let mut last = 0;
+        while self.provider.counters().direct_losses == 0 {
+            let now = self.now();
+            for _ in 0..64 {
+                self.turn(now);
+                let word = self.word();
+                if word != last {
+                    last = word;
+                    self.send_word(word);
+                    self.turn(now);
+                }
+            }
+        }
+    }
+
+    /// Sends words to and fro; returns nanoseconds of one way.
+    pub fn ping(&mut self, span: Duration) -> f64 {
+        let (start, mut rounds) = (Clock::now(), 0u64);
+        let mut word = self.word();
+        while start.elapsed() < span {
+            let now = self.now();
+            for _ in 0..64 {
+                word += 1;
+                self.send_word(word);
+                self.turn(now);
+                while self.word() != word {
+                    self.turn(now);
+                    spin_loop();
+                }
+                rounds += 1;
+            }
+        }
+        start.elapsed().as_nanos() as f64 / (2 * rounds) as f64
+    }
+
+    /// All that was measured went without frames.
+    pub fn check_carrier(&self) {
+        let counters = self.provider.counters();
+        assert_eq!((counters.tx_packets, counters.rx_packets, counters.direct_losses), (0, 0, 0));
+        assert!(counters.direct_tx_records > 0);
+    }
+}
+
+fn bring_up(provider: &mut RoceProvider, peer: Role, qpn: Qpn) {
+    let av = AddressVector { dgid: peer.gid(), dmac: peer.mac(), hop_limit: 64, ..AddressVector::default() };
+    let attr = QpAttr {
+        port: 1,
+        access: Access::all(),
+        av,
+        path_mtu: Mtu::B4096,
+        dest_qpn: qpn,
+        max_dest_rd_atomic: 16,
+        max_rd_atomic: 16,
+        min_rnr_timer: 12,
+        timeout: 18,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..QpAttr::default()
+    };
+    let init = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+    let rtr = QpAttrMask::AV
+        | QpAttrMask::PATH_MTU
+        | QpAttrMask::DEST_QPN
+        | QpAttrMask::RQ_PSN
+        | QpAttrMask::MAX_DEST_RD_ATOMIC
+        | QpAttrMask::MIN_RNR_TIMER;
+    let rts = QpAttrMask::TIMEOUT
+        | QpAttrMask::RETRY_CNT
+        | QpAttrMask::RNR_RETRY
+        | QpAttrMask::SQ_PSN
+        | QpAttrMask::MAX_QP_RD_ATOMIC;
+    for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
+        let attr = QpAttr { state, ..attr };
+        provider
+            .modify_qp(Instant::from_nanos(1), QP, &attr, mask | QpAttrMask::STATE)
+            .expect("a connection");
+    }
+}

@@ -45,6 +45,8 @@ enum Target {
     Restore,
     /// The RDMA engine, by a machine of the same host that shares its memory.
     Neighbour,
+    /// Virtio over fabrics, both ends, by peers that send anything.
+    Fabric,
     /// The RDMA device, by a guest that does anything.
     Device,
 }
@@ -55,6 +57,7 @@ impl Target {
             Self::Engine => "engine",
             Self::Restore => "restore",
             Self::Neighbour => "neighbour",
+            Self::Fabric => "fabric",
             Self::Device => "device",
         }
     }

@@ -70,6 +70,8 @@ pub struct Config {
     /// Readable and writable bytes that a virtqueue's commands may have together before no more are taken from its
     /// connection.
     pub max_executing: u64,
+    /// The same for all virtqueues together; each may have one command nevertheless.
+    pub max_executing_total: u64,
     /// Most writable bytes of one command that are kept in case the connection is lost.
     pub replay_limit: usize,
 }
@@ -98,6 +100,7 @@ impl Default for Config {
             session_life: Duration::from_secs(30),
             max_keepalive: Duration::from_secs(300),
             max_executing: 8 << 20,
+            max_executing_total: 256 << 20,
             replay_limit: 512,
         }
     }
@@ -322,7 +325,10 @@ impl Target {
     pub fn has_room(&self, conn: ConnId) -> bool {
         let Some((Role::Queue(instance, vq), _)) = self.conns.get(&conn) else { return true };
         let queue = self.sessions.get(instance).and_then(|session| session.queues.get(usize::from(*vq)));
-        queue.is_none_or(|queue| queue.executing_bytes < self.config.max_executing)
+        let busy = queue.map_or(0, |queue| queue.executing_bytes);
+        let queues = self.sessions.values().flat_map(|session| &session.queues);
+        let all = || queues.map(|queue| queue.executing_bytes).sum::<u64>();
+        busy == 0 || (busy < self.config.max_executing && all() < self.config.max_executing_total)
     }
 
     /// Whether nothing is executing and all initiators are ready to go elsewhere, or gone.

@@ -113,7 +113,7 @@ impl FileIo {
     ///
     /// # Errors
     ///
-    /// When the kernel has no room for it at present; it is tried again with the next call.
+    /// When the kernel refuses for good. What it has no room for at present is tried again with the next call.
     pub fn start(&mut self) -> io::Result<()> {
         match &mut self.0 {
             Backend::Uring(uring) => uring.start(),

@@ -80,8 +80,13 @@ impl Uring {
             self.ready.pop_front();
         }
         match self.ring.submit() {
-            // What the kernel has not taken stays in the ring.
-            Err(error) if !matches!(Errno::from_io_error(&error), Some(Errno::BUSY | Errno::INTR)) => {
+            // What the kernel has not taken stays in the ring until something that it has is done.
+            Err(error)
+                if !matches!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::BUSY | Errno::INTR | Errno::AGAIN)
+                ) =>
+            {
                 Err(error)
             }
             _ => Ok(()),

@@ -42,6 +42,7 @@ pub fn target_config() -> target::Config {
         session_life: Duration::from_secs(30),
         max_keepalive: Duration::from_secs(60),
         max_executing: 1 << 20,
+        max_executing_total: 1 << 20,
         replay_limit: 4096,
     }
 }

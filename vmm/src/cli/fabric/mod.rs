@@ -15,6 +15,9 @@ use crate::error::{Error, Exit, Result};
 use crate::fabric::initiator_name;
 use disk::RemoteDisk;
 
+/// Most virtqueues that a device can have.
+const MAX_QUEUES: u16 = 1024;
+
 /// What all of these take.
 #[derive(Debug, Args)]
 struct Common {
@@ -94,7 +97,7 @@ pub(in crate::cli) struct Inspect {
 
 impl Inspect {
     fn run(self) -> Result<Exit> {
-        let disk = RemoteDisk::connect(&self.common, u16::MAX)?;
+        let disk = RemoteDisk::connect(&self.common, MAX_QUEUES)?;
         let mut text = format!("{}\n  type      {}\n", self.common.url, kind(disk.device()));
         text.push_str(&format!("  features  {:#x}\n", disk.features()));
         let queues: Vec<_> = disk.queue_sizes().iter().map(u16::to_string).collect();

@@ -32,8 +32,9 @@ impl Programs {
     pub fn build(fast: bool) -> Result<Self> {
         let target = target_directory()?;
         let (profile, profile_directory) = if fast { ("release", "release") } else { ("dev", "debug") };
-        cargo(["build", "--package", "vmm", "--bin", "verbena", "--profile", profile], [])?;
-        cargo(["build", "--package", "guest_verify", "--features", "verbs"], [])?;
+        let vmm = ["--package", "vmm", "--bin", "verbena", "--features", "mirror"];
+        cargo(&[&["build", "--profile", profile], &vmm[..]].concat(), [])?;
+        cargo(&["build", "--package", "guest_verify", "--features", "verbs"], [])?;
         Ok(Self {
             verbena: target.join(profile_directory).join("verbena"),
             agent: freestanding(&target, "guest_agent", "verbena-agent", &STATIC)?,
@@ -68,7 +69,7 @@ fn freestanding(target: &Path, package: &str, program: &str, how: &Freestanding)
     let directory = target.join(how.directory);
     let shown = directory.display().to_string();
     cargo(
-        [
+        &[
             "build",
             "--package",
             package,
@@ -107,7 +108,7 @@ fn target_directory() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-fn cargo<const N: usize, const V: usize>(arguments: [&str; N], variables: [(&str, &str); V]) -> Result<()> {
+fn cargo<const V: usize>(arguments: &[&str], variables: [(&str, &str); V]) -> Result<()> {
     let status = command().args(arguments).envs(variables).status().context("Cannot start cargo")?;
     if !status.success() {
         bail!("`cargo {}` failed, {status}", arguments.join(" "));

@@ -52,7 +52,7 @@ impl Arguments {
 
 /// Runs `cargo test` on the workspace, shows its output as it comes, and counts its results.
 fn unit_tests() -> Result<(bool, Results)> {
-    let mut child = cargo(["test", "--workspace", "--no-fail-fast"])
+    let mut child = cargo(["test", "--workspace", "--features", "vmm/mirror", "--no-fail-fast"])
         .stdout(Stdio::piped())
         .spawn()
         .context("Cannot start cargo")?;

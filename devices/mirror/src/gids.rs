@@ -261,8 +261,7 @@ mod tests {
 
     #[test]
     fn an_address_of_the_host_is_used_and_left_alone() {
-        let mut fake = Fake::default();
-        fake.permanent = vec![address("10.0.0.1")];
+        let fake = Fake { permanent: vec![address("10.0.0.1")], ..Fake::default() };
         let mut gids = gids(&fake);
         gids.set(row(1, "10.0.0.1"));
         assert!(gids.on_host(1).is_some());

@@ -40,3 +40,18 @@ pub fn warnings(ram: u64) -> Vec<String> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_too_large_for_any_limit_is_told_of_each_with_its_remedy() {
+        let found = warnings(1 << 60).join("\n");
+        assert!(found.contains("sysctl -w vm.max_map_count="), "{found}");
+        if getrlimit(Resource::Memlock).current.is_some() {
+            assert!(found.contains("ulimit -l"), "{found}");
+        }
+        assert!(warnings(0).is_empty());
+    }
+}

@@ -137,3 +137,42 @@ impl Addresses for InterfaceAddresses {
         self.request(message, NLM_F_ACK).map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Index of the loopback interface, in every network namespace.
+    const LOOPBACK: u32 = 1;
+
+    #[test]
+    fn addresses_come_stay_for_a_while_and_go() {
+        let mut interface = InterfaceAddresses::new(LOOPBACK).unwrap();
+        for address in ["198.51.100.77", "2001:db8::77"].map(|text| text.parse::<IpAddr>().unwrap()) {
+            match interface.hold(address) {
+                Ok(holder) => assert_eq!(holder, Holder::Us),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    eprintln!("SKIP: this user may not add addresses");
+                    return;
+                }
+                // A host without IPv6.
+                Err(error) if address.is_ipv6() => return eprintln!("SKIP: {error}"),
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(interface.hold(address).unwrap(), Holder::Us, "renewed");
+            interface.release(address).unwrap();
+            assert!(interface.release(address).is_err(), "it was there, once");
+        }
+    }
+
+    #[test]
+    fn an_address_for_good_is_the_hosts() {
+        let mut interface = InterfaceAddresses::new(LOOPBACK).unwrap();
+        if interface.is_permanent("127.0.0.1".parse().unwrap()).unwrap() {
+            assert_eq!(interface.hold("127.0.0.1".parse().unwrap()).unwrap(), Holder::Host);
+        } else {
+            eprintln!("SKIP: this host's loopback interface has no address");
+        }
+        assert!(!interface.is_permanent("198.51.100.78".parse().unwrap()).unwrap());
+    }
+}

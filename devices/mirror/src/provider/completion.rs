@@ -37,7 +37,10 @@ impl<D: Device> MirrorProvider<D> {
         let qp = |tag| Some(QpId(tag)).filter(|qp| self.twins.qps.contains_key(qp));
         let srq = |tag| Some(SrqId(tag)).filter(|srq| self.twins.srqs.contains_key(srq));
         let raised = match event {
-            HostEvent::Completion(tag) => return self.look_at(CqId(tag)),
+            HostEvent::Completion(tag) => {
+                self.counters.wakeups += 1;
+                return self.look_at(CqId(tag));
+            }
             HostEvent::DeviceFatal => return self.lose_device(),
             HostEvent::Port { up } => Some(AsyncEvent::Port { up }),
             HostEvent::CqErr(tag) => {
@@ -56,7 +59,6 @@ impl<D: Device> MirrorProvider<D> {
     }
 
     fn look_at(&mut self, cq: CqId) {
-        self.counters.wakeups += 1;
         if let Some(twin) = self.twins.cqs.get_mut(&cq)
             && !twin.queued
         {

@@ -69,3 +69,46 @@ impl Drop for Area {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn file() -> File {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(file);
+        for page in 0..4_u8 {
+            file.write_all_at(&[page; PAGE], u64::from(page) * PAGE as u64).unwrap();
+        }
+        file
+    }
+
+    fn byte(area: &Area, at: usize) -> u8 {
+        assert!(at < area.len());
+        // SAFETY: the area is mapped from end to end, as its pieces fill it.
+        unsafe { area.base().cast::<u8>().wrapping_add(at).read_volatile() }
+    }
+
+    #[test]
+    fn pieces_lie_one_behind_the_other_and_are_the_file_itself() {
+        let file = file();
+        let pieces = [(3, 1), (0, 2)].map(|(page, count)| Ok((&file, page * PAGE as u64, count * PAGE)));
+        let area = Area::map(3 * PAGE, pieces.into_iter()).unwrap();
+        assert_eq!([0, PAGE, 3 * PAGE - 1].map(|at| byte(&area, at)), [3, 0, 1]);
+        file.write_all_at(&[9], PAGE as u64).unwrap();
+        assert_eq!(byte(&area, 2 * PAGE), 9);
+    }
+
+    #[test]
+    fn pieces_beyond_the_area_and_failed_ones_leave_nothing() {
+        let file = file();
+        let too_long = [Ok((&file, 0, 2 * PAGE))];
+        assert!(Area::map(PAGE, too_long.into_iter()).is_err());
+        let failed = [Ok((&file, 0, PAGE)), Err(io::ErrorKind::NotFound.into())];
+        assert_eq!(Area::map(2 * PAGE, failed.into_iter()).err().unwrap().kind(), io::ErrorKind::NotFound);
+    }
+}

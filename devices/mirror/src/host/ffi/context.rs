@@ -36,9 +36,10 @@ impl Context {
         let devices = unsafe { std::slice::from_raw_parts(list, unsigned(count) as usize) };
         let named = |device: &&*mut ffi::ibv_device| name_of(**device).to_bytes() == name.as_bytes();
         let opened = match devices.iter().find(named) {
-            // SAFETY: the device is one of the list.
             Some(device) => {
-                NonNull::new(unsafe { ffi::ibv_open_device(*device) }).ok_or_else(io::Error::last_os_error)
+                // SAFETY: the device is one of the list.
+                let context = unsafe { ffi::ibv_open_device(*device) };
+                NonNull::new(context).ok_or_else(io::Error::last_os_error)
             }
             None => {
                 let names: Vec<_> = devices.iter().map(|device| name_of(*device).to_string_lossy()).collect();

@@ -60,24 +60,28 @@ impl Context {
     }
 }
 
+/// The tag of the object that an event is about.
+macro_rules! tag {
+    ($event:ident, $object:ident, $context:ident) => {{
+        // SAFETY: the type of the event says that it names such an object.
+        let object = unsafe { $event.element.$object };
+        // SAFETY: the object lives at least until the event is acknowledged.
+        pointer_to_tag(unsafe { (*object).$context })
+    }};
+}
+
 /// An event that is not acknowledged yet. Those of no use to a guest are none.
 fn translate(event: &ffi::ibv_async_event) -> Option<HostEvent> {
-    // SAFETY: the event names a queue pair, as the caller saw from its type, that lives until it is acknowledged.
-    let qp = || pointer_to_tag(unsafe { (*event.element.qp).qp_context });
-    // SAFETY: the same for a completion queue.
-    let cq = || pointer_to_tag(unsafe { (*event.element.cq).cq_context });
-    // SAFETY: the same for a shared receive queue.
-    let srq = || pointer_to_tag(unsafe { (*event.element.srq).srq_context });
     Some(match event.event_type {
-        ffi::IBV_EVENT_CQ_ERR => HostEvent::CqErr(cq()),
-        ffi::IBV_EVENT_QP_FATAL => HostEvent::QpFatal(qp()),
-        ffi::IBV_EVENT_QP_REQ_ERR => HostEvent::QpReqErr(qp()),
-        ffi::IBV_EVENT_QP_ACCESS_ERR => HostEvent::QpAccessErr(qp()),
-        ffi::IBV_EVENT_COMM_EST => HostEvent::CommEst(qp()),
-        ffi::IBV_EVENT_SQ_DRAINED => HostEvent::SqDrained(qp()),
-        ffi::IBV_EVENT_QP_LAST_WQE_REACHED => HostEvent::LastWqeReached(qp()),
-        ffi::IBV_EVENT_SRQ_LIMIT_REACHED => HostEvent::SrqLimitReached(srq()),
-        ffi::IBV_EVENT_SRQ_ERR => HostEvent::SrqErr(srq()),
+        ffi::IBV_EVENT_CQ_ERR => HostEvent::CqErr(tag!(event, cq, cq_context)),
+        ffi::IBV_EVENT_QP_FATAL => HostEvent::QpFatal(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_QP_REQ_ERR => HostEvent::QpReqErr(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_QP_ACCESS_ERR => HostEvent::QpAccessErr(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_COMM_EST => HostEvent::CommEst(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_SQ_DRAINED => HostEvent::SqDrained(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_QP_LAST_WQE_REACHED => HostEvent::LastWqeReached(tag!(event, qp, qp_context)),
+        ffi::IBV_EVENT_SRQ_LIMIT_REACHED => HostEvent::SrqLimitReached(tag!(event, srq, srq_context)),
+        ffi::IBV_EVENT_SRQ_ERR => HostEvent::SrqErr(tag!(event, srq, srq_context)),
         ffi::IBV_EVENT_PORT_ACTIVE => HostEvent::Port { up: true },
         ffi::IBV_EVENT_PORT_ERR => HostEvent::Port { up: false },
         ffi::IBV_EVENT_DEVICE_FATAL => HostEvent::DeviceFatal,

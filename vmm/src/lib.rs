@@ -43,3 +43,4 @@ pub mod machine;
 pub mod nic;
 pub mod serial;
 pub mod session;
+pub mod snapshot;

@@ -10,12 +10,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::api;
-use crate::config::{OnReboot, SerialType, VmConfig};
+use crate::config::{BootConfig, OnReboot, SerialType, VmConfig};
 use crate::error::{Error, Exit, Result};
 use crate::inspect::Inspector;
 use crate::kvm::{install_kick_handler, open_kvm};
-use crate::machine::{Event, Events, HostSide, Machine, RunningMachine};
+use crate::machine::{Event, Events, HostSide, Machine, RunningMachine, Start};
 use crate::serial::RawTerminal;
+use crate::snapshot;
 
 /// How long a guest may take to shut down after SIGTERM has pressed its power button.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -33,25 +34,34 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
     let events = Events::new(sender);
     watch_signals(events.clone())?;
     let host = HostSide::open(config, &events)?;
-    let inspector = Arc::new(Inspector::new(config));
+    let inspector = Arc::new(Inspector::new(config, events.clone()));
     let _api = config.api_socket.as_deref().map(|path| api::listen(path, inspector.clone())).transpose()?;
     // Built before the terminal changes, so that most errors are shown in a terminal as it was.
-    let mut machine = Machine::build(&kvm, config, &host, &events)?;
+    let start = match &config.restore {
+        Some(restore) => Start::Restore(Box::new(|ram| snapshot::load(restore, ram))),
+        None => Start::Boot,
+    };
+    let mut machine = Machine::build(&kvm, config, &host, &events, start)?;
     let _terminal = if uses_stdio(config) {
         RawTerminal::enter().map_err(|e| Error::io("set up the terminal", e))?
     } else {
         None
     };
     loop {
-        inspector.enter(machine.views());
+        let views = machine.views();
         let running = machine.start()?;
+        inspector.enter(views, running.controls());
         let event = watch(&running, &receiver);
         host.consoles.disconnect();
         inspector.leave();
         drop(running);
         match event {
-            Event::PowerOff | Event::ExitKey => return Ok(Exit::PoweredOff),
+            Event::PowerOff | Event::ExitKey | Event::Saved => return Ok(Exit::PoweredOff),
             Event::Reset if config.on_reboot == OnReboot::Exit => return Ok(Exit::Rebooted),
+            Event::Reset if config.boot == BootConfig::Nothing => {
+                tracing::warn!("The guest rebooted, and there is no --kernel to start");
+                return Ok(Exit::Rebooted);
+            }
             Event::Reset => {}
             Event::Crashed(cause) => return Err(Error::GuestCrashed(cause)),
             Event::Failed(cause) => return Err(Error::Failure(cause)),
@@ -61,7 +71,7 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
         let wanted: Vec<_> = receiver.try_iter().filter(Event::is_from_operator).collect();
         wanted.into_iter().for_each(|event| events.send(event));
         tracing::info!("Guest reset");
-        machine = Machine::build(&kvm, config, &host, &events)?;
+        machine = Machine::build(&kvm, config, &host, &events, Start::Boot)?;
     }
 }
 

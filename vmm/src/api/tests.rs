@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use vmm_api::{Client, ErrorKind, MAX_REQUEST, Outcome, RdmaReport, Reply, VmInfo};
+use vmm_api::{ApiError, Client, ErrorKind, MAX_REQUEST, Outcome, RdmaReport, Reply, VmInfo};
 
 use super::server::MAX_CONNECTIONS;
 use super::*;
@@ -30,6 +30,9 @@ impl Service for Talkative {
                 slots: Vec::new(),
             })),
             Request::RdmaShow(_) => Ok(Answer::RdmaShow(RdmaReport::default())),
+            Request::Pause {} | Request::Resume {} | Request::Snapshot(_) => {
+                Err(ApiError::new(ErrorKind::Failed, "this machine does nothing but talk"))
+            }
         }
     }
 }

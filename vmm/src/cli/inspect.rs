@@ -32,14 +32,21 @@ pub(super) enum NetCommand {
     Show(Show),
 }
 
+/// Which machine.
+#[derive(Debug, clap::Args)]
+pub(super) struct Socket {
+    /// API socket of the machine [default: $VERBENA_API_SOCKET]
+    #[arg(long, value_name = "PATH")]
+    api_socket: Option<PathBuf>,
+}
+
 #[derive(Debug, clap::Args)]
 pub(super) struct Show {
     /// Slot to show, by the id of its --net (net0, net1, …) [default: all]
     slot: Option<String>,
 
-    /// API socket of the machine [default: $VERBENA_API_SOCKET]
-    #[arg(long, value_name = "PATH")]
-    api_socket: Option<PathBuf>,
+    #[command(flatten)]
+    socket: Socket,
 
     /// Print JSON, for programs
     #[arg(long)]
@@ -49,7 +56,7 @@ pub(super) struct Show {
 impl RdmaCommand {
     pub(super) fn run(self) -> Result<Exit> {
         let Self::Show(show) = self;
-        let report = show.connect()?.rdma_show(show.slot.as_deref()).map_err(explain)?;
+        let report = show.socket.connect()?.rdma_show(show.slot.as_deref()).map_err(explain)?;
         show.print(&report, || tables::rdma(&report))
     }
 }
@@ -57,7 +64,7 @@ impl RdmaCommand {
 impl NetCommand {
     pub(super) fn run(self) -> Result<Exit> {
         let Self::Show(show) = self;
-        let mut slots = show.connect()?.vm_info().map_err(explain)?.slots;
+        let mut slots = show.socket.connect()?.vm_info().map_err(explain)?.slots;
         if let Some(wanted) = &show.slot {
             slots.retain(|slot| slot.id == *wanted);
             if slots.is_empty() {
@@ -68,8 +75,8 @@ impl NetCommand {
     }
 }
 
-impl Show {
-    fn connect(&self) -> Result<Client> {
+impl Socket {
+    pub(super) fn connect(&self) -> Result<Client> {
         let path = match &self.api_socket {
             Some(path) => path.clone(),
             None => std::env::var_os(VARIABLE).map(PathBuf::from).ok_or_else(|| {
@@ -78,7 +85,9 @@ impl Show {
         };
         Client::connect(&path).map_err(explain)
     }
+}
 
+impl Show {
     fn print<T: serde::Serialize>(&self, value: &T, table: impl FnOnce() -> String) -> Result<Exit> {
         let text = if self.json {
             serde_json::to_string_pretty(value).map_err(|e| Error::Failure(e.to_string()))? + "\n"

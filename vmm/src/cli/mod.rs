@@ -1,5 +1,6 @@
 //! The command line.
 
+mod control;
 mod doctor;
 mod fabric;
 mod inspect;
@@ -31,6 +32,12 @@ struct Cli {
 enum Command {
     /// Run a virtual machine
     Run(run::Command),
+    /// Pause a running machine
+    Pause(control::Pause),
+    /// Let a paused machine go on
+    Resume(control::Resume),
+    /// Save a running machine in a directory
+    Snapshot(control::Snapshot),
     /// Run an Ethernet switch for the virtual machines of this host
     Switch(switch::Command),
     /// Export disks by virtio over fabrics
@@ -72,6 +79,9 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
     logging::init(&cli.logging)?;
     match cli.command {
         Command::Run(command) => command.run(),
+        Command::Pause(command) => command.run(),
+        Command::Resume(command) => command.run(),
+        Command::Snapshot(command) => command.run(),
         Command::Switch(command) => command.run(),
         Command::Target(command) => command.run(),
         Command::Fabric(command) => command.run(),

@@ -20,4 +20,4 @@ pub use net::{NetConfig, ProviderKind};
 pub use options::RunOptions;
 pub use serial::{SerialConfig, SerialType};
 pub use storage::DiskConfig;
-pub use vm::{BootConfig, OnReboot, VmConfig};
+pub use vm::{BootConfig, OnReboot, RestoreConfig, VmConfig};

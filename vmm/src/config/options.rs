@@ -93,6 +93,18 @@ pub struct RunOptions {
     #[arg(long, value_name = "PATH")]
     pub api_socket: Option<PathBuf>,
 
+    /// Begin with a machine that `verbena snapshot` has saved in this directory, not with a boot
+    ///
+    /// All other options must be as they were; --kernel may be left out, and is used should the guest reboot. Disk images
+    /// are not in the snapshot: they must be as they were when it was taken.
+    #[arg(long, value_name = "DIR")]
+    pub restore: Option<PathBuf>,
+
+    /// With --restore: go on with RDMA connections although the original, or another copy, may be using them too
+    #[arg(long, value_name = "on|off", value_parser = parse_on_off, num_args = 0..=1, default_missing_value = "on")]
+    #[serde(deserialize_with = "optional_on_off")]
+    pub take_over: Option<bool>,
+
     /// What a reboot of the guest does: start the machine again, or end with status 7 [default: reset]
     #[arg(long, value_name = "exit|reset", value_enum)]
     pub on_reboot: Option<OnReboot>,
@@ -118,6 +130,8 @@ impl RunOptions {
             serial: list(self.serial, file.serial),
             rng: self.rng.or(file.rng),
             api_socket: self.api_socket.or(file.api_socket),
+            restore: self.restore.or(file.restore),
+            take_over: self.take_over.or(file.take_over),
             on_reboot: self.on_reboot.or(file.on_reboot),
         }
     }

@@ -40,6 +40,8 @@ pub enum BootConfig {
         /// Kernel command line.
         cmdline: String,
     },
+    /// Nothing: the machine can only be restored.
+    Nothing,
     /// A static ELF program, in ring 3.
     Bare {
         /// The program.
@@ -72,6 +74,24 @@ pub struct VmConfig {
     pub api_socket: Option<PathBuf>,
     /// What a reboot does.
     pub on_reboot: OnReboot,
+    /// Saved machine to begin with.
+    pub restore: Option<RestoreConfig>,
+}
+
+/// A saved machine to begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreConfig {
+    /// Directory of the snapshot.
+    pub from: PathBuf,
+    /// Whether it may go on with connections that another machine may be using.
+    pub take_over: bool,
+}
+
+impl VmConfig {
+    /// Whether the machine runs a bare-metal program.
+    pub const fn is_bare(&self) -> bool {
+        matches!(self.boot, BootConfig::Bare { .. })
+    }
 }
 
 impl RunOptions {
@@ -89,6 +109,7 @@ impl RunOptions {
                 cmdline: self.cmdline.unwrap_or_else(|| "console=ttyS0".to_owned()),
             },
             (None, Some(program)) => BootConfig::Bare { program, cmdline: self.cmdline.unwrap_or_default() },
+            (None, None) if self.restore.is_some() => BootConfig::Nothing,
             (None, None) => return usage("Nothing to boot: give --kernel FILE"),
             (Some(_), Some(_)) => return usage("Both kernel and bare are given: choose one"),
         };
@@ -113,6 +134,9 @@ impl RunOptions {
             rng: self.rng.unwrap_or(true),
             api_socket: self.api_socket,
             on_reboot: self.on_reboot.unwrap_or_default(),
+            restore: self
+                .restore
+                .map(|from| RestoreConfig { from, take_over: self.take_over.unwrap_or(false) }),
         })
     }
 }

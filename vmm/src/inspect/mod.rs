@@ -1,21 +1,27 @@
-//! A running machine as its operator sees it: answers to the commands of the API socket.
+//! A running machine as its operator sees it: answers to the commands of the API socket. Those that stop or save the machine
+//! take as long as that takes.
 //!
-//! Everything here reads. Devices are asked for a copy of what they are, in bounded pieces, and put into words without
+//! Looking only reads: devices are asked for a copy of what they are, in bounded pieces, and put into words without
 //! any of their locks.
 
 mod advice;
 mod nic;
 mod rdma;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pci::Bdf;
 use pvrdma::Pvrdma;
-use vmm_api::{Answer, ApiError, ErrorKind, RdmaReport, RdmaShow, Request, VmInfo};
+use verbs::{QpState, QpType};
+use vmm_api::{Answer, ApiError, Done, ErrorKind, RdmaReport, RdmaShow, Request, Snapshot, VmInfo};
 use vmxnet3::Vmxnet3;
 
 use crate::api::Service;
 use crate::config::VmConfig;
+use crate::error::Error;
+use crate::machine::{Controls, Event, Events};
+use crate::snapshot::{self, About};
 
 /// A slot with a network interface, to be looked at.
 #[derive(Clone)]
@@ -38,19 +44,59 @@ pub struct SlotView {
 pub struct Inspector {
     cpus: u8,
     memory_bytes: u64,
-    /// Slots of the machine that runs. Held while a request is answered, so that a machine does not go away meanwhile.
-    slots: Mutex<Option<Vec<SlotView>>>,
+    events: Events,
+    /// The machine that runs. Held while a request is answered, so that a machine does not go away meanwhile.
+    live: Mutex<Option<Live>>,
+}
+
+/// What its operator can do to a machine.
+pub trait Control: Send + Sync {
+    /// Stops CPUs and devices; nothing happens if they are stopped.
+    fn pause(&self) -> Result<(), Error>;
+
+    /// Lets them go on.
+    fn resume(&self);
+
+    /// Whether they are stopped.
+    fn is_paused(&self) -> bool;
+
+    /// Saves the machine, which is paused.
+    fn save(&self, directory: &Path, about: About) -> Result<(), Error>;
+}
+
+impl Control for Controls {
+    fn pause(&self) -> Result<(), Error> {
+        self.pause()
+    }
+
+    fn resume(&self) {
+        self.resume();
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused()
+    }
+
+    fn save(&self, directory: &Path, about: About) -> Result<(), Error> {
+        snapshot::save(self, directory, about)
+    }
+}
+
+/// A machine that runs, or is paused.
+struct Live {
+    slots: Vec<SlotView>,
+    control: Arc<dyn Control>,
 }
 
 impl Inspector {
     /// An inspector of machines made from `config`.
-    pub fn new(config: &VmConfig) -> Self {
-        Self { cpus: config.cpus, memory_bytes: config.memory.size.0, slots: Mutex::new(None) }
+    pub fn new(config: &VmConfig, events: Events) -> Self {
+        Self { cpus: config.cpus, memory_bytes: config.memory.size.0, events, live: Mutex::new(None) }
     }
 
-    /// A machine with these slots starts.
-    pub fn enter(&self, slots: Vec<SlotView>) {
-        *self.lock() = Some(slots);
+    /// A machine with these slots has started.
+    pub fn enter(&self, slots: Vec<SlotView>, control: Arc<dyn Control>) {
+        *self.lock() = Some(Live { slots, control });
     }
 
     /// The machine is about to go. On return nothing of it is held here.
@@ -58,8 +104,24 @@ impl Inspector {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<SlotView>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Saves the machine, which goes on as it was, or ends.
+    fn snapshot(&self, live: &Live, wanted: &Snapshot) -> Result<Answer, ApiError> {
+        let was_paused = live.control.is_paused();
+        live.control.pause().map_err(failed)?;
+        let connections =
+            live.slots.iter().filter_map(|slot| slot.rdma.as_ref()).map(|rdma| connections(rdma));
+        let about = About { origin_goes_on: !wanted.stop, connections: connections.sum() };
+        let saved = live.control.save(&wanted.to, about);
+        match (&saved, wanted.stop) {
+            (Ok(()), true) => self.events.send(Event::Saved),
+            _ if was_paused => {}
+            _ => live.control.resume(),
+        }
+        saved.map(|()| Answer::Snapshot(Done {})).map_err(failed)
     }
 
     fn info(&self, slots: &[SlotView]) -> VmInfo {
@@ -75,16 +137,35 @@ impl Inspector {
 
 impl Service for Inspector {
     fn serve(&self, request: &Request) -> Result<Answer, ApiError> {
-        let slots = self.lock();
-        let Some(slots) = &*slots else {
+        let live = self.lock();
+        let Some(live) = &*live else {
             let message = "The machine is being started or on its way out: try again";
             return Err(ApiError::new(ErrorKind::NotRunning, message));
         };
         match request {
-            Request::VmInfo {} => Ok(Answer::VmInfo(self.info(slots))),
-            Request::RdmaShow(show) => report(slots, show).map(Answer::RdmaShow),
+            Request::VmInfo {} => Ok(Answer::VmInfo(self.info(&live.slots))),
+            Request::RdmaShow(show) => report(&live.slots, show).map(Answer::RdmaShow),
+            Request::Pause {} => live.control.pause().map(|()| Answer::Pause(Done {})).map_err(failed),
+            Request::Resume {} => {
+                live.control.resume();
+                Ok(Answer::Resume(Done {}))
+            }
+            Request::Snapshot(wanted) => self.snapshot(live, wanted),
         }
     }
+}
+
+fn failed(error: Error) -> ApiError {
+    ApiError::new(ErrorKind::Failed, error.chain())
+}
+
+/// Reliable connections that are up.
+fn connections(rdma: &Pvrdma) -> u64 {
+    let up = |qp: &&pvrdma::QueuePair| {
+        let up = matches!(qp.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        up && qp.qp_type == QpType::Rc
+    };
+    rdma.snapshot(0, usize::MAX).queue_pairs.iter().filter(up).count() as u64
 }
 
 fn report(slots: &[SlotView], show: &RdmaShow) -> Result<RdmaReport, ApiError> {

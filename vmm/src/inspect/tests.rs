@@ -1,6 +1,8 @@
 //! Devices that a driver has worked with, in words.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use device_model::doorbell::NoDoorbells;
@@ -170,15 +172,62 @@ fn port_without_address_says_what_is_missing() {
     );
 }
 
+/// A machine that only knows whether it is paused, and when it cannot be saved.
+#[derive(Default)]
+struct FakeControl {
+    paused: AtomicBool,
+}
+
+impl Control for FakeControl {
+    fn pause(&self) -> Result<(), Error> {
+        self.paused.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    fn save(&self, directory: &Path, _: About) -> Result<(), Error> {
+        assert!(self.is_paused());
+        if directory == "/full" { Err(Error::Failure("no room".into())) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn snapshot_leaves_the_machine_as_it_was_unless_it_is_to_end() {
+    let config = crate::config::RunOptions { bare: Some("b".into()), ..Default::default() };
+    let (sender, events) = channel();
+    let inspector = Inspector::new(&config.resolve().unwrap(), Events::new(sender));
+    let control = Arc::new(FakeControl::default());
+    inspector.enter(vec![], control.clone());
+    let save = |to: &str, stop| {
+        let wanted = vmm_api::Snapshot { to: to.into(), stop };
+        inspector.serve(&Request::Snapshot(wanted)).map_err(|error| error.kind)
+    };
+    assert!(save("/a", false).is_ok() && !control.is_paused());
+    control.pause().unwrap();
+    assert!(save("/b", false).is_ok() && control.is_paused(), "it was paused before");
+    control.resume();
+    assert_eq!(save("/full", true), Err(ErrorKind::Failed));
+    assert!(!control.is_paused() && events.try_recv().is_err(), "it failed, so the machine goes on");
+    assert!(save("/c", true).is_ok() && control.is_paused());
+    assert_eq!(events.try_recv(), Ok(Event::Saved));
+}
+
 #[test]
 fn requests_reach_the_machine_that_runs_and_no_other() {
     let config = crate::config::RunOptions { bare: Some("b".into()), ..Default::default() };
-    let inspector = Inspector::new(&config.resolve().unwrap());
+    let inspector = Inspector::new(&config.resolve().unwrap(), Events::new(channel().0));
     let ask = |request: &Request| inspector.serve(request).map_err(|error| error.kind);
     let show = |slot: &str| Request::RdmaShow(RdmaShow { slot: Some(slot.to_owned()), first_qp: 0 });
     assert_eq!(ask(&Request::VmInfo {}), Err(ErrorKind::NotRunning));
 
-    inspector.enter(vec![slot("net0", None)]);
+    inspector.enter(vec![slot("net0", None)], Arc::new(FakeControl::default()));
     let Ok(Answer::VmInfo(info)) = ask(&Request::VmInfo {}) else { panic!("no information") };
     assert_eq!((info.cpus, info.memory_bytes, info.slots[0].id.as_str()), (1, 1 << 30, "net0"));
     assert_eq!((info.slots[0].nic.link_up, info.slots[0].nic.interface_up), (true, false));

@@ -6,4 +6,4 @@ mod thread;
 
 pub use bell::EventBell;
 pub use clock::Clock;
-pub use thread::{IoThread, Subscriber};
+pub use thread::{IoThread, Parked, Subscriber};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, SubscriberOps};
@@ -12,6 +13,11 @@ use crate::error::{Error, Result};
 ///
 /// A handler that waits for time adds a `timerfd` (`vmm_sys_util::timerfd::TimerFd`) to its events.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
+
+/// A thread that waits; dropping this lets it go on.
+pub struct Parked {
+    _wake: SyncSender<()>,
+}
 
 /// A running I/O thread; dropping it stops the thread, drops its handlers and waits for that.
 pub struct IoThread {
@@ -41,6 +47,25 @@ impl IoThread {
             .spawn(move || run(manager, &stopped))
             .map_err(|e| failed(&e))?;
         Ok(Self { endpoint, stop, thread: Some(thread) })
+    }
+
+    /// Lets the thread do nothing until what is returned is dropped. On return no handler is at work.
+    ///
+    /// # Errors
+    ///
+    /// When the thread has ended.
+    pub fn park(&self) -> Result<Parked> {
+        let ended = || Error::Failure("An I/O thread has ended".to_owned());
+        let (here, waits) = sync_channel(1);
+        let (wake, woken) = sync_channel::<()>(0);
+        let wait = move |_: &mut dyn SubscriberOps<Subscriber = Subscriber>| {
+            // Nobody is left to hear it if the machine was given up meanwhile.
+            let _ = here.send(());
+            let _ = woken.recv();
+        };
+        self.endpoint.fire(wait).map_err(|_| ended())?;
+        waits.recv().map_err(|_| ended())?;
+        Ok(Parked { _wake: wake })
     }
 
     /// Hands the thread one more handler.

@@ -85,6 +85,17 @@ impl RunningVcpu {
         self.vcpu.run()
     }
 
+    /// Makes the next [`RunningVcpu::run`] finish what the guest's last access left to do, and nothing more: it gives
+    /// `EINTR` then.
+    pub fn leave_at_once(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(1);
+    }
+
+    /// The kick has been heeded. What it was for must be looked at afterwards.
+    pub fn forget_kick(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(0);
+    }
+
     /// The vCPU, to inspect it between entries.
     pub fn fd(&mut self) -> &mut VcpuFd {
         &mut self.vcpu

@@ -11,8 +11,8 @@ mod terminal;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
 
 use device_model::ram::Ram;
-use kvm_bindings::kvm_userspace_memory_region;
-use kvm_ioctls::VmFd;
+use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
+use kvm_ioctls::{Cap, VcpuFd, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -74,4 +74,21 @@ pub fn event_fd(fd: BorrowedFd<'_>) -> std::io::Result<EventFd> {
     let owned = fd.try_clone_to_owned()?;
     // SAFETY: the descriptor was just made, is open and has no other owner.
     Ok(unsafe { EventFd::from_raw_fd(owned.into_raw_fd()) })
+}
+
+/// Restores the registers that XSAVE covers.
+///
+/// # Errors
+///
+/// When the host has larger ones than were saved, or KVM refuses them.
+pub fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<()> {
+    let size = usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0);
+    if size > size_of::<kvm_xsave>() {
+        return Err(Error::Failure(format!(
+            "This host has {size} bytes of extended registers: too many to restore"
+        )));
+    }
+    // SAFETY: KVM reads the size it was just asked for, or 4096 bytes if it does not know that question, and `xsave` has
+    // as many.
+    unsafe { vcpu.set_xsave(xsave) }.map_err(|e| Error::kvm("restore extended registers", e))
 }

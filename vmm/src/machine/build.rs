@@ -1,17 +1,20 @@
 //! Building a machine out of its configuration.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
+use device_model::ram::Ram;
+use device_model::save::Records;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use virtio::block::RawImage;
 use virtio_fabric::frontend::Remote;
 
-use super::bus::{Bus, PortDevice};
+use super::bus::Bus;
+use super::controls::{Controls, Parts, Shape, not_restored};
 use super::cpuid::CpuTemplate;
 use super::event::Events;
+use super::gate::Gate;
 use super::interrupts::InterruptRouter;
 use super::layout::{
     KEYBOARD_COMMAND, KVM_IDENTITY_MAP, KVM_TSS, PANIC_PORT, PM1_CONTROL, PM1_EVENT, RESET_CONTROL,
@@ -21,7 +24,7 @@ use super::panic_port::PanicPort;
 use super::power::{KeyboardReset, Pm1Control, Pm1Event, PowerManagement, ResetControl, SciLine};
 use super::slots::SlotBuilder;
 use super::vcpu::{VcpuContext, VcpuThread};
-use super::{RunningMachine, acpi, bare, boot, memory, registers};
+use super::{RunningMachine, acpi, bare, boot, memory, registers, state};
 use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
 use crate::fabric;
@@ -29,7 +32,7 @@ use crate::inspect::SlotView;
 use crate::io::IoThread;
 use crate::kvm::VmWithRam;
 use crate::nic::{NicPort, open_ports};
-use crate::serial::Consoles;
+use crate::serial::{Consoles, Uart};
 
 /// What a machine is connected to on the host, and what survives its resets.
 pub struct HostSide {
@@ -64,22 +67,39 @@ fn open_disk(config: &DiskConfig) -> Result<Arc<RawImage>> {
         .map_err(|error| Error::disk_image(&config.path, &error))
 }
 
+/// Puts saved memory into place, and gives the rest of what was saved.
+pub type Restore<'a> = dyn FnOnce(&Ram) -> Result<Records> + 'a;
+
+/// How a machine begins.
+pub enum Start<'a> {
+    /// As its configuration says.
+    Boot,
+    /// With what was saved of another one.
+    Restore(Box<Restore<'a>>),
+}
+
 /// A machine that has not been started.
 pub struct Machine {
     vcpus: Vec<VcpuFd>,
     context: VcpuContext,
-    power: Arc<PowerManagement>,
+    parts: Parts,
     io_threads: Vec<IoThread>,
     views: Vec<SlotView>,
 }
 
 impl Machine {
-    /// Builds the machine and loads what it starts.
+    /// Builds the machine and loads what it starts, or puts it into a saved state.
     ///
     /// # Errors
     ///
     /// When the configuration cannot be had on this host; the error says which part and, if known, the remedy.
-    pub fn build(kvm: &Kvm, config: &VmConfig, host: &HostSide, events: &Events) -> Result<Self> {
+    pub fn build(
+        kvm: &Kvm,
+        config: &VmConfig,
+        host: &HostSide,
+        events: &Events,
+        start: Start<'_>,
+    ) -> Result<Self> {
         let cpus = CpuTemplate::new(kvm, config.cpus)?;
         let windows = pci_windows(config.memory.size.0, cpus.address_bits())?;
         let ram = memory::create(&config.memory)?;
@@ -91,23 +111,39 @@ impl Machine {
         let (root, io_threads, views) = slots.finish()?;
 
         let power = Arc::new(PowerManagement::new(Box::new(SciLine(Arc::clone(&vm))), events.clone()));
-        let mut bus = Bus::new(Arc::new(root));
+        let root = Arc::new(root);
+        let mut bus = Bus::new(Arc::clone(&root));
         add_port_devices(&mut bus, &power, events);
-        add_serial_ports(&mut bus, &interrupts, host)?;
+        let uarts = add_serial_ports(&mut bus, &interrupts, host)?;
 
         let vcpus = create_vcpus(vm.fd(), &cpus, config.cpus)?;
-        let rsdp = acpi::write(vm.ram(), config.cpus, &windows)?;
-        start_at(&vm, &vcpus, &config.boot, rsdp)?;
+        let shape = Shape { cpus: config.cpus, memory: config.memory.size.0, cpuid: cpus.bytes()? };
+        let parts = Parts { shape, vm: Arc::clone(&vm), root, power, uarts };
+        match start {
+            Start::Boot => {
+                let rsdp = acpi::write(vm.ram(), config.cpus, &windows)?;
+                start_at(&vm, &vcpus, &config.boot, rsdp)?;
+            }
+            Start::Restore(restore) => {
+                let records = restore(vm.ram())?;
+                resume_at(&parts, &vcpus, records)?;
+            }
+        }
 
-        let bare = matches!(config.boot, BootConfig::Bare { .. }).then_some(bare::BarePorts);
+        // Not before: input that a restored port had taken already would be lost.
+        for (index, uart) in parts.uarts.iter().enumerate() {
+            host.consoles.port(index).connect(uart);
+        }
+
         let context = VcpuContext {
             vm,
-            bare,
+            bare: config.is_bare().then_some(bare::BarePorts),
             bus: Arc::new(bus),
             events: events.clone(),
-            stop: Arc::new(AtomicBool::new(false)),
+            gate: Arc::new(Gate::new(vcpus.len())),
+            msrs: state::msr_indices(kvm)?.into(),
         };
-        Ok(Self { vcpus, context, power, io_threads, views })
+        Ok(Self { vcpus, context, parts, io_threads, views })
     }
 
     /// What the operator may look at.
@@ -121,16 +157,28 @@ impl Machine {
     ///
     /// When the host has no room for their threads.
     pub fn start(self) -> Result<RunningMachine> {
-        let mut running = RunningMachine {
-            stop: Arc::clone(&self.context.stop),
-            vcpus: Vec::new(),
-            power: self.power,
-            _io_threads: self.io_threads,
-        };
+        let gate = Arc::clone(&self.context.gate);
+        let mut vcpus = Vec::new();
         for (index, vcpu) in (0..).zip(self.vcpus) {
-            running.vcpus.push(VcpuThread::spawn(index, vcpu, self.context.clone())?);
+            match VcpuThread::spawn(index, vcpu, self.context.clone()) {
+                Ok(thread) => vcpus.push(thread),
+                Err(error) => {
+                    gate.stop();
+                    vcpus.iter().for_each(|thread: &VcpuThread| thread.kicker().kick());
+                    vcpus.drain(..).for_each(VcpuThread::join);
+                    return Err(error);
+                }
+            }
         }
-        Ok(running)
+        let kickers = vcpus.iter().map(VcpuThread::kicker).collect();
+        let controls = Controls {
+            gate,
+            kickers,
+            io_threads: self.io_threads,
+            parts: self.parts,
+            parked: Mutex::default(),
+        };
+        Ok(RunningMachine { vcpus, controls: Arc::new(controls) })
     }
 }
 
@@ -165,12 +213,25 @@ fn add_port_devices(bus: &mut Bus, power: &Arc<PowerManagement>, events: &Events
     bus.add_ports(KEYBOARD_COMMAND, 1, Arc::new(KeyboardReset(events.clone())));
 }
 
-fn add_serial_ports(bus: &mut Bus, interrupts: &InterruptRouter, host: &HostSide) -> Result<()> {
+fn add_serial_ports(bus: &mut Bus, interrupts: &InterruptRouter, host: &HostSide) -> Result<Vec<Arc<Uart>>> {
+    let mut uarts = Vec::new();
     for (index, (port, irq)) in SERIAL_PORTS.into_iter().zip(SERIAL_IRQS).enumerate() {
-        let uart: Arc<dyn PortDevice> = host.consoles.port(index).connect(interrupts.edge_line(irq)?);
+        let uart = host.consoles.port(index).make(interrupts.edge_line(irq)?);
+        uarts.push(Arc::clone(&uart));
         bus.add_ports(port, 8, uart);
     }
-    Ok(())
+    Ok(uarts)
+}
+
+/// Puts a machine that was just built into a saved state. Interrupt controllers come before devices, which may interrupt
+/// at once.
+fn resume_at(parts: &Parts, vcpus: &[VcpuFd], mut records: Records) -> Result<()> {
+    let cpus = parts.restore(&mut records)?;
+    for (vcpu, state) in vcpus.iter().zip(&cpus) {
+        state.write(parts.vm.fd(), vcpu)?;
+        state::excuse_pause(vcpu);
+    }
+    parts.root.restore(&mut records).and_then(|()| records.finish()).map_err(not_restored)
 }
 
 /// Loads what the machine starts and puts the boot CPU at its entry point. The other CPUs wait for a start-up IPI.
@@ -184,5 +245,6 @@ fn start_at(vm: &VmWithRam, vcpus: &[VcpuFd], boot: &BootConfig, rsdp: u64) -> R
             registers::enter_linux(boot_cpu, entry)
         }
         BootConfig::Bare { program, cmdline } => bare::start(vm.ram(), vcpus, program, cmdline),
+        BootConfig::Nothing => Err(Error::Usage("Nothing to boot: give --kernel FILE".to_owned())),
     }
 }

@@ -54,6 +54,16 @@ impl CpuTemplate {
         Self { entries, cpus }
     }
 
+    /// All leaves of the first CPU, to compare them with another host's.
+    ///
+    /// # Errors
+    ///
+    /// As [`CpuTemplate::for_cpu`].
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        let words = |e: &kvm_cpuid_entry2| [e.function, e.index, e.eax, e.ebx, e.ecx, e.edx];
+        Ok(self.for_cpu(0)?.as_slice().iter().flat_map(words).flat_map(u32::to_le_bytes).collect())
+    }
+
     /// Width of guest-physical addresses.
     pub fn address_bits(&self) -> u8 {
         self.entries

@@ -7,6 +7,8 @@ use std::sync::mpsc::Sender;
 pub enum Event {
     /// The guest entered S5.
     PowerOff,
+    /// The machine was saved, and is to end.
+    Saved,
     /// The guest asked for a reset.
     Reset,
     /// The guest cannot go on; the text is the cause.

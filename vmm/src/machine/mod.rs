@@ -8,10 +8,12 @@ mod bare;
 mod boot;
 mod build;
 mod bus;
+mod controls;
 mod cpuid;
 mod devices;
 mod doorbells;
 mod event;
+mod gate;
 mod interrupts;
 mod layout;
 mod memory;
@@ -19,44 +21,48 @@ mod panic_port;
 mod power;
 mod registers;
 mod slots;
+mod state;
 #[cfg(test)]
 mod testing;
 mod vcpu;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use build::{HostSide, Machine};
+pub use build::{HostSide, Machine, Start};
 pub use bus::{Bus, PortDevice};
+pub use controls::Controls;
 pub use doorbells::KvmDoorbells;
 pub use event::{Event, Events};
 pub use interrupts::{InterruptRouter, KvmMessages};
 pub use slots::{FunctionKit, SlotBuilder};
 
-use crate::io::IoThread;
-use power::PowerManagement;
 use vcpu::VcpuThread;
 
 /// A started machine; dropping it stops it.
 pub struct RunningMachine {
-    stop: Arc<AtomicBool>,
     vcpus: Vec<VcpuThread>,
-    power: Arc<PowerManagement>,
-    /// Device threads, stopped after the vCPUs so that nobody waits for them.
-    _io_threads: Vec<IoThread>,
+    controls: Arc<Controls>,
 }
 
 impl RunningMachine {
     /// Presses the power button: a guest that listens to it shuts down.
     pub fn press_power_button(&self) {
-        self.power.press_power_button();
+        self.controls.resume();
+        self.controls.parts.power.press_power_button();
+    }
+
+    /// For those who pause and save the machine.
+    pub fn controls(&self) -> Arc<Controls> {
+        Arc::clone(&self.controls)
     }
 }
 
 impl Drop for RunningMachine {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.vcpus.iter().for_each(VcpuThread::kick);
+        self.controls.gate.stop();
+        self.controls.kickers.iter().for_each(|kicker| kicker.kick());
         self.vcpus.drain(..).for_each(VcpuThread::join);
+        // Device threads end after the vCPUs, so that nobody waits for them; they end when the controls are dropped.
+        self.controls.resume();
     }
 }

@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use device_model::save::{Record, RestoreError, SaveError, Saved};
+use serde::{Deserialize, Serialize};
+
 use super::bus::PortDevice;
 use super::event::{Event, Events};
 use super::layout::{RESET_VALUE, SCI_IRQ};
@@ -45,6 +48,19 @@ struct Registers {
     control: u16,
 }
 
+/// The registers as they are saved.
+#[derive(Serialize, Deserialize)]
+struct PowerState {
+    status: u16,
+    enable: u16,
+    control: u16,
+}
+
+impl Saved for PowerState {
+    const KIND: &'static str = "ACPI power management";
+    const VERSION: u16 = 1;
+}
+
 /// The PM1a event and control blocks (ACPI specification, "PM1 Event Grouping" and "PM1 Control Grouping").
 pub struct PowerManagement {
     registers: Mutex<Registers>,
@@ -63,6 +79,27 @@ impl PowerManagement {
         let mut registers = self.lock();
         registers.status |= POWER_BUTTON;
         self.update_line(&registers);
+    }
+
+    /// Saves the registers.
+    ///
+    /// # Errors
+    ///
+    /// None in practice: the record is small.
+    pub fn save(&self) -> Result<Record, SaveError> {
+        let Registers { status, enable, control } = *self.lock();
+        Record::new(&PowerState { status, enable, control })
+    }
+
+    /// Restores the registers. The interrupt line is where the interrupt controllers have it.
+    ///
+    /// # Errors
+    ///
+    /// When the record is damaged or of something else.
+    pub fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        let PowerState { status, enable, control } = record.open()?;
+        *self.lock() = Registers { status, enable, control };
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Registers> {

@@ -1,7 +1,6 @@
 //! Virtual CPUs: one thread each, in and out of the guest.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -9,6 +8,8 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use super::bare::{BarePorts, Request, enable_interrupts, halt};
 use super::bus::Bus;
 use super::event::{Event, Events};
+use super::gate::Gate;
+use super::state::{CpuState, excuse_pause};
 use crate::error::{Error, Result};
 use crate::kvm::{Kicker, RunningVcpu, VmWithRam};
 
@@ -20,7 +21,9 @@ pub(super) struct VcpuContext {
     /// Ports of a bare-metal guest.
     pub(super) bare: Option<BarePorts>,
     pub(super) events: Events,
-    pub(super) stop: Arc<AtomicBool>,
+    pub(super) gate: Arc<Gate>,
+    /// Model-specific registers to save.
+    pub(super) msrs: Arc<[u32]>,
 }
 
 /// A vCPU thread.
@@ -38,9 +41,10 @@ impl VcpuThread {
             .name(format!("vcpu{index}"))
             .spawn(move || {
                 // A panic must end the run, not leave it without a CPU.
-                let guard = FailOnPanic { index, events: context.events.clone() };
+                let guard =
+                    ThreadEnd { index, events: context.events.clone(), gate: Arc::clone(&context.gate) };
                 let mut vcpu = RunningVcpu::new(vcpu, Arc::clone(&context.vm), own_kicker);
-                if let Some(event) = run(&mut vcpu, &context) {
+                if let Some(event) = run(&mut vcpu, index, &context) {
                     report(index, event, &context);
                 }
                 drop(guard);
@@ -50,24 +54,27 @@ impl VcpuThread {
     }
 
     /// Gets the vCPU out of the guest.
-    pub(super) fn kick(&self) {
-        self.kicker.kick();
+    pub(super) fn kicker(&self) -> Arc<Kicker> {
+        Arc::clone(&self.kicker)
     }
 
-    /// Waits for the thread's end. The stop flag must be set and the vCPU kicked.
+    /// Waits for the thread's end. The gate must be closed for good and the vCPU kicked.
     pub(super) fn join(self) {
         // A panic has been reported by then.
         let _ = self.thread.join();
     }
 }
 
-struct FailOnPanic {
+/// What must happen whichever way a vCPU thread ends.
+struct ThreadEnd {
     index: u8,
     events: Events,
+    gate: Arc<Gate>,
 }
 
-impl Drop for FailOnPanic {
+impl Drop for ThreadEnd {
     fn drop(&mut self) {
+        self.gate.leave(self.index.into());
         if std::thread::panicking() {
             self.events
                 .send(Event::Failed(format!("vCPU {} panicked: this is a bug in verbena", self.index)));
@@ -80,10 +87,13 @@ fn report(index: u8, event: Event, context: &VcpuContext) {
     context.events.send(event);
 }
 
-/// Runs the guest until the stop flag is set (`None`) or it can go no further.
-fn run(vcpu: &mut RunningVcpu, context: &VcpuContext) -> Option<Event> {
-    let VcpuContext { bus, bare, stop, .. } = context;
-    while !stop.load(Ordering::Acquire) {
+/// Runs the guest until the gate is closed for good (`None`) or it can go no further.
+fn run(vcpu: &mut RunningVcpu, index: u8, context: &VcpuContext) -> Option<Event> {
+    let VcpuContext { bus, bare, gate, .. } = context;
+    loop {
+        if gate.is_closed() {
+            vcpu.leave_at_once();
+        }
         match vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match bare.and_then(|bare| bare.parse(port, data)) {
                 None => bus.port_write(port, data),
@@ -101,11 +111,21 @@ fn run(vcpu: &mut RunningVcpu, context: &VcpuContext) -> Option<Event> {
                 let kind = ExitKind::of(&exit);
                 return Some(explain(vcpu, kind));
             }
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) if error.errno() == libc::EAGAIN => {}
+            Err(error) if error.errno() == libc::EINTR => {
+                // Nothing of an access is left to be done now.
+                vcpu.forget_kick();
+                if gate.is_closed() {
+                    let fd = vcpu.fd();
+                    if !gate.wait(index.into(), || CpuState::read(fd, &context.msrs)) {
+                        return None;
+                    }
+                    excuse_pause(vcpu.fd());
+                }
+            }
             Err(error) => return Some(Event::Failed(format!("KVM_RUN failed: {error}{}", place(vcpu)))),
         }
     }
-    None
 }
 
 /// Does what a bare-metal guest asks for; an event when that is its end.

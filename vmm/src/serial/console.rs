@@ -40,16 +40,19 @@ pub struct Console {
 }
 
 impl Console {
-    /// Makes the guest side for a new machine and connects it.
-    pub fn connect(&self, interrupt: EventBell) -> Arc<Uart> {
-        let uart = Arc::new(Uart::new(interrupt, self.output.clone(), Arc::clone(&self.drained)));
-        *self.uart.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&uart));
+    /// Makes the guest side for a new machine.
+    pub fn make(&self, interrupt: EventBell) -> Arc<Uart> {
+        Arc::new(Uart::new(interrupt, self.output.clone(), Arc::clone(&self.drained)))
+    }
+
+    /// Connects the guest side, in the state in which the machine starts.
+    pub fn connect(&self, uart: &Arc<Uart>) {
+        *self.uart.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(uart));
         if let Some(output) = &self.output {
             output.release_writers(false);
         }
         // Input may have waited for a machine.
         self.drained.ring();
-        uart
     }
 }
 

@@ -5,15 +5,18 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use device_model::doorbell::Bell;
+use device_model::save::{Record, RestoreError, SaveError, Saved};
+use serde::{Deserialize, Serialize};
 use vm_superio::Trigger;
-use vm_superio::serial::{Serial, SerialEvents};
+use vm_superio::serial::{Serial, SerialEvents, SerialState};
 
 use super::output::OutputQueue;
 use crate::io::EventBell;
 use crate::machine::PortDevice;
 
 /// The port's interrupt line.
-struct Interrupt(EventBell);
+#[derive(Clone)]
+struct Interrupt(Arc<EventBell>);
 
 impl Trigger for Interrupt {
     type E = Infallible;
@@ -25,6 +28,7 @@ impl Trigger for Interrupt {
 }
 
 /// Tells the console that the guest has read all input.
+#[derive(Clone)]
 struct InputDrained(Arc<EventBell>);
 
 impl SerialEvents for InputDrained {
@@ -38,6 +42,7 @@ impl SerialEvents for InputDrained {
 }
 
 /// Where the port's output goes.
+#[derive(Clone)]
 struct Output(Option<Arc<OutputQueue>>);
 
 impl Write for Output {
@@ -57,14 +62,93 @@ impl Write for Output {
 pub struct Uart {
     serial: Mutex<Serial<Interrupt, InputDrained, Output>>,
     output: Option<Arc<OutputQueue>>,
+    /// What the port was made with, and is made with again when it is restored.
+    parts: (Interrupt, InputDrained, Output),
+}
+
+/// The port as it is saved.
+#[derive(Debug, Serialize, Deserialize)]
+struct UartState {
+    divisor: [u8; 2],
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    input: Vec<u8>,
+}
+
+impl Saved for UartState {
+    const KIND: &'static str = "serial port";
+    const VERSION: u16 = 1;
+}
+
+impl From<SerialState> for UartState {
+    fn from(state: SerialState) -> Self {
+        Self {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            input: state.in_buffer,
+        }
+    }
+}
+
+impl From<UartState> for SerialState {
+    fn from(state: UartState) -> Self {
+        let [baud_divisor_low, baud_divisor_high] = state.divisor;
+        Self {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.input,
+        }
+    }
 }
 
 impl Uart {
     /// A port that interrupts through `interrupt`, writes to `output` (nowhere if `None`) and rings `drained` when the
     /// guest has read all input.
     pub fn new(interrupt: EventBell, output: Option<Arc<OutputQueue>>, drained: Arc<EventBell>) -> Self {
-        let serial = Serial::with_events(Interrupt(interrupt), InputDrained(drained), Output(output.clone()));
-        Self { serial: Mutex::new(serial), output }
+        let parts = (Interrupt(Arc::new(interrupt)), InputDrained(drained), Output(output.clone()));
+        let (interrupt, drained, out) = parts.clone();
+        Self { serial: Mutex::new(Serial::with_events(interrupt, drained, out)), output, parts }
+    }
+
+    /// Saves the port. Output is with the console already.
+    ///
+    /// # Errors
+    ///
+    /// None in practice: the record is small.
+    pub fn save(&self) -> Result<Record, SaveError> {
+        Record::new(&UartState::from(self.lock().state()))
+    }
+
+    /// Restores the port.
+    ///
+    /// # Errors
+    ///
+    /// When the record is damaged, or holds more input than the port has room for.
+    pub fn restore(&self, record: &Record) -> Result<(), RestoreError> {
+        let state: SerialState = record.open::<UartState>()?.into();
+        let (interrupt, drained, out) = self.parts.clone();
+        let serial = Serial::from_state(&state, interrupt, drained, out)
+            .map_err(|e| RestoreError::invalid::<UartState>(format!("{e:?}")))?;
+        *self.lock() = serial;
+        Ok(())
     }
 
     /// Gives the guest as much of `input` as it has room for and returns how much that was. `None` when the port is

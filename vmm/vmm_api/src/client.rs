@@ -5,10 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Answer, ApiError, MAX_REPLY, Outcome, RdmaReport, RdmaShow, Reply, Request, VERSION, VmInfo};
+use crate::{
+    Answer, ApiError, MAX_REPLY, Outcome, RdmaReport, RdmaShow, Reply, Request, Snapshot, VERSION, VmInfo,
+};
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it may take to save a machine.
+const SAVING: Duration = Duration::from_secs(3600);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +126,36 @@ impl Client {
             }
         }
         Ok(report)
+    }
+
+    /// Pauses the machine.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn pause(&mut self) -> Result<(), ClientError> {
+        self.call(&Request::Pause {}).map(drop)
+    }
+
+    /// Lets a paused machine go on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn resume(&mut self) -> Result<(), ClientError> {
+        self.call(&Request::Resume {}).map(drop)
+    }
+
+    /// Saves the machine in the directory `to`, an absolute path, and ends it if `stop` is set.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn snapshot(&mut self, to: &Path, stop: bool) -> Result<(), ClientError> {
+        self.stream.get_ref().set_read_timeout(Some(SAVING)).map_err(|e| self.io(e))?;
+        let answer = self.call(&Request::Snapshot(Snapshot { to: to.to_owned(), stop }));
+        self.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(|e| self.io(e))?;
+        answer.map(drop)
     }
 
     fn rdma_page(&mut self, slot: Option<&str>, first_qp: u32) -> Result<RdmaReport, ClientError> {

@@ -27,7 +27,8 @@ mod rdma;
 pub use client::{Client, ClientError};
 pub use info::{Nic, NicTraffic, Slot, VmInfo};
 pub use protocol::{
-    Answer, ApiError, ErrorKind, MAX_REPLY, MAX_REQUEST, Outcome, Reply, Request, VERSION, parse_request,
+    Answer, ApiError, Done, ErrorKind, MAX_REPLY, MAX_REQUEST, Outcome, Reply, Request, Snapshot, VERSION,
+    parse_request,
 };
 pub use rdma::{
     Calls, DriverState, Failure, FailureReport, GidRow, ObjectUse, Port, QueuePair, RdmaDevice, RdmaReport,

@@ -1,5 +1,7 @@
 //! Requests, replies and errors.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -22,11 +24,35 @@ pub enum Request {
     /// The state of RDMA devices.
     #[serde(rename = "rdma.show")]
     RdmaShow(RdmaShow),
+    /// CPUs and devices stand still from now on.
+    #[serde(rename = "vm.pause")]
+    Pause {},
+    /// A paused machine goes on.
+    #[serde(rename = "vm.resume")]
+    Resume {},
+    /// Saves the machine.
+    #[serde(rename = "vm.snapshot")]
+    Snapshot(Snapshot),
 }
+
+/// Where to save a machine, and what becomes of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    /// Directory; an absolute path.
+    pub to: PathBuf,
+    /// Whether the machine ends.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// Nothing to tell but that it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
 
 impl Request {
     /// Names of all commands.
-    pub const METHODS: [&str; 2] = ["vm.info", "rdma.show"];
+    pub const METHODS: [&str; 5] = ["vm.info", "rdma.show", "vm.pause", "vm.resume", "vm.snapshot"];
 
     /// The request as a line, with its end.
     pub fn encode(&self, id: u64) -> String {
@@ -50,6 +76,15 @@ pub enum Answer {
     /// To [`Request::RdmaShow`].
     #[serde(rename = "rdma.show")]
     RdmaShow(RdmaReport),
+    /// To [`Request::Pause`].
+    #[serde(rename = "vm.pause")]
+    Pause(Done),
+    /// To [`Request::Resume`].
+    #[serde(rename = "vm.resume")]
+    Resume(Done),
+    /// To [`Request::Snapshot`].
+    #[serde(rename = "vm.snapshot")]
+    Snapshot(Done),
 }
 
 /// What came of a request.
@@ -107,6 +142,8 @@ pub enum ErrorKind {
     NoRdma,
     /// The machine is just being started, or is on its way out.
     NotRunning,
+    /// The command could not be carried out.
+    Failed,
     /// The monitor failed.
     Internal,
     /// A kind that this client is too old to know.

@@ -166,7 +166,7 @@ fn a_driver_notices_a_lost_target_by_the_time_it_takes() {
 #[test]
 fn requests_fail_when_the_target_is_not_back_in_time() {
     let mut rig = Rig::new(FEATURES);
-    let config = Config { loss_timeout: Duration::from_millis(200), ..rig.config("disk0") };
+    let config = Config { loss_timeout: Duration::from_secs(6), ..rig.config("disk0") };
     let mut guest = guest(&rig, config);
     assert_eq!(guest.request(IN, 0, 512), OK);
     rig.stop(|| {});
@@ -213,7 +213,7 @@ fn what_is_not_there_has_a_name() {
     let error = Remote::connect(rig.config("tape"), vec![rig.address]).unwrap_err();
     assert!(matches!(error, RemoteError::Refused { status: Status::NoTarget, .. }), "{error}");
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let config = Config { loss_timeout: Duration::from_millis(50), ..rig.config("disk0") };
+    let config = Config { loss_timeout: Duration::from_secs(2), ..rig.config("disk0") };
     let error = Remote::connect(config, vec![nobody]).unwrap_err();
     assert!(error.to_string().contains("refused"), "{error}");
     let mut rng = guest(&rig, rig.config("rng"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::control::Connect;
+use super::connect::Connect;
 use super::{Role, Target};
 use crate::ConnId;
 use crate::wire::{

@@ -23,7 +23,7 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-fn devinfo(stand: &mut Stand<'_>) -> Result<()> {
+pub(super) fn devinfo(stand: &mut Stand<'_>) -> Result<()> {
     let mut guids = Vec::new();
     for guest in stand.guests.all() {
         let device = stand.device(guest)?;

@@ -9,6 +9,7 @@ mod inspect;
 mod interrupts;
 mod lifecycle;
 mod memory;
+mod mirror;
 mod network;
 mod own;
 mod programs;
@@ -30,7 +31,7 @@ pub fn stages() -> Vec<Stage> {
         network::cases(),
         device::cases(),
         inspect::cases(),
-        programs::cases(),
+        programs::cases("programs"),
         verifier::cases(),
         capture::cases(),
         lifecycle::cases(),
@@ -39,6 +40,7 @@ pub fn stages() -> Vec<Stage> {
     let stage = |name, options, cases: Vec<Vec<Case>>| Stage {
         name,
         options,
+        why_not: |_| None,
         cases: cases.into_iter().flatten().collect(),
     };
     vec![
@@ -48,6 +50,10 @@ pub fn stages() -> Vec<Stage> {
             Box::new(one_guest),
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
+        Stage {
+            why_not: mirror::why_not,
+            ..stage("mirror", Box::new(mirrored_guests), vec![mirror::cases(), programs::cases("mirror")])
+        },
         stage("none", Box::new(no_guest), vec![own::cases()]),
         stage("2 GiB of memory", Box::new(large_guest), vec![regions::cases()]),
         stage("full Debian", Box::new(full_debian), vec![debian::cases()]),
@@ -62,6 +68,15 @@ fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
     options.may_reboot = true;
     options.own_images = true;
     options.capture = true;
+    Ok(options)
+}
+
+/// Two guests whose programs' objects are mirrored onto one device of the host.
+fn mirrored_guests(setup: &Setup, _: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.initramfs.push(setup.stock.extra.clone());
+    options.mirrored = Some(mirror::host_device()?);
+    options.may_reboot = true;
     Ok(options)
 }
 

@@ -57,11 +57,12 @@ const PROGRAMS: &[(&str, Style, &str)] = &[
     ("udaddy", Style::Cm, "udaddy -C 16 -S 1024"),
 ];
 
-pub fn cases() -> Vec<Case> {
+/// One case a program, under a topic of the stage's choice.
+pub fn cases(topic: &'static str) -> Vec<Case> {
     PROGRAMS
         .iter()
         .map(|&(name, style, line)| {
-            Case::new(format!("programs/{name}"), move |stand| run(stand, style, line))
+            Case::new(format!("{topic}/{name}"), move |stand| run(stand, style, line))
         })
         .collect()
 }

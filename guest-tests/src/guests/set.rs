@@ -64,6 +64,8 @@ pub struct Options {
     pub huge_pages: bool,
     /// NICs of each; the first one has an RDMA device.
     pub nics: Nic,
+    /// RDMA device of the host that the guests' objects are mirrored onto; none uses the engine.
+    pub mirrored: Option<String>,
     /// MTU of every port; the link's own when absent.
     pub mtu: Option<u16>,
     /// Raw disks, in the order the guests see them.
@@ -98,6 +100,7 @@ impl Default for Options {
             memory_mib: 512,
             huge_pages: false,
             nics: 1,
+            mirrored: None,
             mtu: None,
             disks: Vec::new(),
             own_images: false,

@@ -99,6 +99,8 @@ fn net(options: &Options, files: &Files<'_>, nic: Nic) -> String {
     }
     if nic > 0 {
         text += ",rdma=off";
+    } else if let Some(device) = &options.mirrored {
+        text += &format!(",provider=host,device={device},ip={}", files.guest.ipv4(nic));
     }
     if options.capture {
         text += &format!(",capture={}", files.capture(nic));

@@ -51,6 +51,8 @@ pub struct Stage {
     pub name: &'static str,
     /// What to boot; files that the guests need go to the directory. The error is why it cannot be booted.
     pub options: Box<Describe>,
+    /// Why its cases are skipped in this run, if they are.
+    pub why_not: fn(&Setup) -> Option<&'static str>,
     /// The cases.
     pub cases: Vec<Case>,
 }

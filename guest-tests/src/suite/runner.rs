@@ -46,6 +46,11 @@ pub fn run(setup: &Setup, stages: Vec<Stage>, only: &[String]) -> Result<bool> {
 }
 
 fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
+    if let Some(reason) = (stage.why_not)(setup) {
+        let skipped = Ok(Outcome::Skipped(reason.to_owned()));
+        stage.cases.iter().for_each(|case| report(&case.name, Duration::ZERO, &skipped, score));
+        return Ok(());
+    }
     let scratch =
         tempfile::Builder::new().prefix("verbena-suite-").tempdir().context("Cannot make scratch files")?;
     let options = (stage.options)(setup, scratch.path())

@@ -9,8 +9,8 @@
 //! 4096  the ring
 //! ```
 //!
-//! Head and tail only grow; their remainder by the ring's size is a place in it. A record starts at a multiple of [`SLOT`]
-//! with its length; a length of [`SKIP`] says that the next record is at the start of the ring. Both sides check what the
+//! Head and tail only grow; their remainder by the ring's size is a place in it. A record starts at a multiple of `SLOT`
+//! with its length; a length of `SKIP` says that the next record is at the start of the ring. Both sides check what the
 //! other one wrote, and give a ring up that makes no sense.
 
 use std::fs::File;

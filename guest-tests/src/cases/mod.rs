@@ -52,7 +52,7 @@ pub fn stages() -> Vec<Stage> {
         ),
         Stage {
             why_not: mirror::why_not,
-            ..stage("mirror", Box::new(mirrored_guests), vec![mirror::cases(), programs::cases("mirror")])
+            ..stage("mirror", Box::new(mirrored_guests), vec![mirror::cases(), mirror::programs()])
         },
         stage("none", Box::new(no_guest), vec![own::cases()]),
         stage("2 GiB of memory", Box::new(large_guest), vec![regions::cases()]),

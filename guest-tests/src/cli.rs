@@ -15,6 +15,7 @@ use tempfile::NamedTempFile;
 
 use crate::own::{Commands, Machine};
 use crate::setup::{Setup, Way};
+use crate::suite::Soak;
 use crate::{bare, demo, guests, own, suite};
 
 /// Memory of the lab host beside what its guests take, in MiB. Half of it holds what runs write.
@@ -179,6 +180,7 @@ pub(crate) enum Work {
     Run(Commands),
     Shell { guest: char, machine: Machine, copy: Vec<PathBuf> },
     Suite { only: Vec<String> },
+    Soak { what: Soak, only: Vec<String> },
 }
 
 impl Work {
@@ -187,7 +189,7 @@ impl Work {
         let machine = match self {
             Self::Run(commands) => &commands.machine,
             Self::Shell { machine, .. } => machine,
-            Self::Demo | Self::Suite { .. } => return Vec::new(),
+            Self::Demo | Self::Suite { .. } | Self::Soak { .. } => return Vec::new(),
         };
         machine.disks.iter().filter(|(guest, _)| guest.is_some()).map(|(_, path)| path.clone()).collect()
     }
@@ -196,7 +198,7 @@ impl Work {
     fn guests_mib(&self) -> u32 {
         match self {
             Self::Demo => 1024,
-            Self::Suite { .. } => 2048,
+            Self::Suite { .. } | Self::Soak { .. } => 2048,
             Self::Run(commands) => 2 * commands.machine.memory_mib,
             Self::Shell { machine, .. } => 2 * machine.memory_mib,
         }
@@ -205,7 +207,7 @@ impl Work {
     fn timeout(&self) -> Option<Duration> {
         match self {
             Self::Suite { .. } => Some(SUITE_TIMEOUT),
-            Self::Demo | Self::Run(_) | Self::Shell { .. } => None,
+            Self::Demo | Self::Run(_) | Self::Shell { .. } | Self::Soak { .. } => None,
         }
     }
 
@@ -215,6 +217,7 @@ impl Work {
             Self::Run(commands) => own::run(setup, commands),
             Self::Shell { guest, machine, copy } => own::shell(setup, machine, copy, *guest),
             Self::Suite { only } => suite::run(setup, only).map(|passed| u8::from(!passed)),
+            Self::Soak { what, only } => suite::soak(setup, *what, only).map(|passed| u8::from(!passed)),
         }
     }
 }
@@ -272,6 +275,15 @@ pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
     let bare = !arguments.only.is_empty() || bare::run(&setup.programs)?;
     let status = carry_out(cache, setup, Work::Suite { only: arguments.only })?;
     Ok(if bare { status } else { status.max(1) })
+}
+
+/// Runs long tests that boot guests, those whose name contains one of `only` or all, and gives the exit status.
+///
+/// # Errors
+///
+/// When something cannot be made.
+pub fn soak(what: Soak, only: Vec<String>, cache: &Cache) -> Result<u8> {
+    carry_out(cache, Setup::make(cache, true)?, Work::Soak { what, only })
 }
 
 /// Does a job inside the lab and gives the exit status.

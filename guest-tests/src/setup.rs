@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::guests::{Options, Overlay};
 use crate::programs::Programs;
 
+/// What the full system has beside the usual tools.
+const DEBIAN_PACKAGES: [&str; 3] = ["fio", "nvme-cli", "python3-pyverbs"];
+
 /// Where guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
@@ -96,7 +99,8 @@ impl Setup {
         let programs = Programs::build(way == Way::Direct)?;
         let stock = Image::make(cache, KernelVersion::V6_1)?;
         let newer = with_all.then(|| Image::make(cache, KernelVersion::V6_12)).transpose()?;
-        let debian = with_all.then(|| cache.root_disk(&cache.guest_kernel(KernelVersion::V6_1)?, &[]));
+        let packages = DEBIAN_PACKAGES.map(str::to_owned);
+        let debian = with_all.then(|| cache.root_disk(&cache.guest_kernel(KernelVersion::V6_1)?, &packages));
         let debian = debian.transpose()?;
         let results = cache.root().join("results");
         std::fs::create_dir_all(&results).with_context(|| format!("Cannot make {}", results.display()))?;

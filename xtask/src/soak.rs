@@ -4,37 +4,59 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use guest_tests::suite::Soak;
 
 use crate::cargo::cargo;
 
-/// Run random loads until the time is over or one goes wrong.
+/// Run tests that are too long for every day.
 ///
-/// Each load has a seed that stands for all about it. Every ten seconds a line says which seeds have passed, how many
-/// completions the model has compared, how many packets were sent again, and in how many loads queue pairs failed: some
-/// must, since some wires are hopeless and some requests are wrong. Status 0 means that every load was exact or failed
-/// as it had to. Otherwise the last lines say what was wrong, in the model's words, and how to repeat that one load.
+/// engine: random loads until the time is over or one goes wrong. Each load has a seed that stands for all about it. Every ten
+/// seconds a line says which seeds have passed, how many completions the model has compared, how many packets were sent
+/// again, and in how many loads queue pairs failed: some must, since some wires are hopeless and some requests are wrong.
+/// Status 0 means that every load was exact or failed as it had to. Otherwise the last lines say what was wrong, in the
+/// model's words, and how to repeat that one load.
+///
+/// cm: 5000 connections between two stock guests through rdma_cm, after which no object and no memory may be held.
+///
+/// programs: perftest with all its options, and an NVMe target that is reset. A line a case.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// What to soak.
     #[arg(value_enum)]
     what: What,
-    /// For how long.
+    /// For how long [engine].
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u64,
-    /// First seed [default: chosen by the clock, and printed]; with --minutes 0 this load alone runs.
+    /// First seed [engine; default: chosen by the clock, and printed]; with --minutes 0 this load alone runs.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Run only the cases whose name contains this [cm, programs]; repeatable.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum What {
     /// The RDMA engine: two devices in one process under virtual time, over wires from good to hopeless.
     Engine,
+    /// Connections through rdma_cm that come and go between two guests.
+    Cm,
+    /// Stock programs between guests.
+    Programs,
 }
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let What::Engine = self.what;
+        let guests =
+            |what| anyhow::Ok(guest_tests::cli::soak(what, self.only.clone(), &crate::cache()?)?.into());
+        match self.what {
+            What::Engine => self.engine(),
+            What::Cm => guests(Soak::Cm),
+            What::Programs => guests(Soak::Programs),
+        }
+    }
+
+    fn engine(&self) -> Result<ExitCode> {
         let test =
             ["test", "--release", "--package", "roce", "--test", "load", "--", "--ignored", "--nocapture"];
         let mut cargo = cargo(test);

@@ -78,6 +78,9 @@ impl Pvrdma {
 
     /// Does a bounded batch of everything that waits: takes work requests from rings, lets the provider act, writes
     /// completions and events. Call it when a bell rang, after [`Pvrdma::receive`], and as the last call said.
+    ///
+    /// Look at the group bells and call [`Pvrdma::rang`] before each call: messages of the device to itself arrive one call
+    /// after they were sent, and a receive request that was posted before is then always found in time.
     pub fn service(&self, now: Instant) -> Next {
         let mut core = self.core.lock();
         core.rung |= self.rung.swap(0, Ordering::Relaxed);

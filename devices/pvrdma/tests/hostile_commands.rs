@@ -235,6 +235,8 @@ fn h7_regions_whose_numbers_disagree_are_refused() {
     };
     create(&|_| {}).unwrap();
     create(&|r| r.access_flags = 0xfff0_000f).unwrap();
+    // A right to bind memory windows, of which there are none.
+    create(&|r| r.access_flags = 1 | 1 << 4).unwrap();
     let cases: [(&str, Change<CreateMr>); 14] = [
         ("pages too few", &|r| r.nchunks = 3),
         ("pages too many", &|r| r.nchunks = 5),

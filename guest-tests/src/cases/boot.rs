@@ -48,7 +48,8 @@ fn stock_kernel(stand: &mut Stand<'_>) -> Result<()> {
     no_alarm(stand)
 }
 
-fn no_alarm(stand: &Stand<'_>) -> Result<()> {
+/// Makes sure that no guest's kernel has found anything wrong with itself.
+pub fn no_alarm(stand: &Stand<'_>) -> Result<()> {
     for guest in stand.guests.all() {
         let alarm = guest.must(format!("{ALARM}; true"))?;
         ensure!(alarm.is_empty(), "The kernel log of guest {} has\n{alarm}", guest.name());

@@ -73,25 +73,24 @@ fn driver_reloads(stand: &mut Stand<'_>) -> Result<()> {
     };
     // The first ones fill caches of the VMM's allocator.
     reload(stand.a(), 2)?;
-    let before = Held::by(stand)?;
+    let before = Held::by(stand.a())?;
     reload(stand.a(), CYCLES)?;
-    let after = Held::by(stand)?;
-    ensure!(after.descriptors == before.descriptors, "Descriptors went from {before:?} to {after:?}");
-    ensure!(after.memory_kib <= before.memory_kib + NOISE_KIB, "Memory went from {before:?} to {after:?}");
+    let after = Held::by(stand.a())?;
+    ensure!(!after.is_more_than(&before), "{before:?} became {after:?}");
     stand.device(stand.a()).context("The device did not come back")?;
     kernel_log(stand)
 }
 
-/// What the first guest's VMM holds, beside the guest's memory.
+/// What a guest's VMM holds, beside the guest's memory.
 #[derive(Debug)]
-struct Held {
+pub struct Held {
     descriptors: usize,
     memory_kib: u64,
 }
 
 impl Held {
-    fn by(stand: &mut Stand<'_>) -> Result<Self> {
-        let process = format!("/proc/{}", stand.guests.a().vm_id());
+    fn by(guest: &Guest) -> Result<Self> {
+        let process = format!("/proc/{}", guest.vm_id());
         let descriptors = fs::read_dir(format!("{process}/fd")).context("The VMM is gone")?.count();
         let status = fs::read_to_string(format!("{process}/status"))?;
         let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -99,5 +98,15 @@ impl Held {
             .and_then(|text| text.split_whitespace().next()?.parse().ok())
             .context("The kernel does not say how much memory the VMM has")?;
         Ok(Self { descriptors, memory_kib })
+    }
+
+    /// What the VMM of every guest holds.
+    pub fn by_all(stand: &Stand<'_>) -> Result<Vec<Self>> {
+        stand.guests.all().iter().map(Self::by).collect()
+    }
+
+    /// Whether there are other descriptors, or more memory, than before.
+    pub fn is_more_than(&self, before: &Self) -> bool {
+        self.descriptors != before.descriptors || self.memory_kib > before.memory_kib + NOISE_KIB
     }
 }

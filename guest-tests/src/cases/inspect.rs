@@ -71,7 +71,7 @@ fn still_runs(job: &mut Job) -> Result<()> {
 }
 
 /// The RDMA device of a guest as its monitor shows it.
-fn show(stand: &Stand<'_>, guest: &Guest) -> Result<RdmaDevice> {
+pub fn show(stand: &Stand<'_>, guest: &Guest) -> Result<RdmaDevice> {
     let text = verbena(stand, guest, &["rdma", "show", "--json"])?;
     let report: RdmaReport =
         serde_json::from_str(&text).with_context(|| format!("This is no report:\n{text}"))?;

@@ -2,6 +2,7 @@
 
 mod boot;
 mod capture;
+mod connections;
 mod debian;
 mod device;
 mod disk;
@@ -11,8 +12,13 @@ mod lifecycle;
 mod memory;
 mod mirror;
 mod network;
+mod nvme;
+mod objects;
 mod own;
+mod perftest;
 mod programs;
+mod pyverbs;
+mod refused;
 mod regions;
 mod verifier;
 
@@ -22,7 +28,7 @@ use anyhow::{Context, Result};
 
 use crate::guests::{Disk, Options};
 use crate::setup::Setup;
-use crate::suite::{Case, Stage};
+use crate::suite::{Case, Soak, Stage};
 
 /// All stages, in the order they run.
 pub fn stages() -> Vec<Stage> {
@@ -32,34 +38,52 @@ pub fn stages() -> Vec<Stage> {
         device::cases(),
         inspect::cases(),
         programs::cases("programs"),
+        programs::socket_cases(),
+        refused::cases(),
         verifier::cases(),
         capture::cases(),
         lifecycle::cases(),
         boot::last_cases(),
     ];
-    let stage = |name, options, cases: Vec<Vec<Case>>| Stage {
-        name,
-        options,
-        why_not: |_| None,
-        cases: cases.into_iter().flatten().collect(),
-    };
     vec![
-        stage("two guests", Box::new(two_guests), pair.into()),
+        stage("two guests", two_guests, pair.into()),
+        stage("Debian's programs", debian_programs, vec![pyverbs::cases(), nvme::cases()]),
         stage(
             "two CPUs, bzImage, disks",
-            Box::new(one_guest),
+            one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
         Stage {
             why_not: mirror::why_not,
-            ..stage("mirror", Box::new(mirrored_guests), vec![mirror::cases(), mirror::programs()])
+            ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
         },
-        stage("none", Box::new(no_guest), vec![own::cases()]),
-        stage("2 GiB of memory", Box::new(large_guest), vec![regions::cases()]),
-        stage("full Debian", Box::new(full_debian), vec![debian::cases()]),
-        stage("newer kernel", Box::new(newer_kernel), vec![boot::newer_cases()]),
-        stage("huge pages", Box::new(no_guest), vec![memory::cases()]),
+        stage("none", no_guest, vec![own::cases()]),
+        stage("2 GiB of memory", large_guest, vec![regions::cases()]),
+        stage("full Debian", full_debian, vec![debian::cases()]),
+        stage("newer kernel", newer_kernel, vec![boot::newer_cases()]),
+        stage("huge pages", no_guest, vec![memory::cases()]),
     ]
+}
+
+/// Stages that take too long for every day.
+pub fn soak_stages(what: Soak) -> Vec<Stage> {
+    let pair = |cases: Vec<Vec<Case>>| stage("two guests", two_guests, cases);
+    match what {
+        Soak::Cm => vec![pair(vec![connections::soak_cases()])],
+        Soak::Programs => vec![
+            pair(vec![perftest::cases()]),
+            stage("Debian's programs", debian_programs, vec![nvme::soak_cases()]),
+        ],
+    }
+}
+
+fn stage(
+    name: &'static str,
+    options: impl Fn(&Setup, &Path) -> Result<Options> + 'static,
+    cases: Vec<Vec<Case>>,
+) -> Stage {
+    let cases = cases.into_iter().flatten().collect();
+    Stage { name, options: Box::new(options), why_not: |_| None, cases }
 }
 
 fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
@@ -77,6 +101,17 @@ fn mirrored_guests(setup: &Setup, _: &Path) -> Result<Options> {
     options.initramfs.push(setup.stock.extra.clone());
     options.mirrored = Some(mirror::host_device()?);
     options.may_reboot = true;
+    Ok(options)
+}
+
+/// Programs that need more of Debian than the small guest has; without systemd, which nothing here wants.
+fn debian_programs(setup: &Setup, _: &Path) -> Result<Options> {
+    let path = setup.debian.clone().context("The full system was not made")?;
+    let mut options = setup.options()?;
+    options.memory_mib = 768;
+    options.may_reboot = true;
+    options.disks = vec![Disk { path, guest: None }];
+    options.command_line += " verbena.root=/dev/vda";
     Ok(options)
 }
 

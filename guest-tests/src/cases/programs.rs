@@ -1,38 +1,16 @@
 //! Stock verbs programs between two guests.
 
-use std::time::Duration;
+use anyhow::{Result, ensure};
 
-use anyhow::Result;
-
-use crate::guests::Task;
-use crate::rdma::{Listening, Pair, RdmaDevice};
+use crate::rdma::{Listening, Program, Style};
 use crate::suite::{Case, Stand};
-
-/// How long one program may take.
-const TIMEOUT: Duration = Duration::from_secs(300);
-/// TCP port on which perftest and the ping-pong programs meet.
-const PORT: u16 = 18515;
-
-/// How a program is told of device and peer.
-#[derive(Clone, Copy)]
-enum Style {
-    /// `-d DEVICE -g GID-INDEX` on both, the peer's address last: ibverbs-utils.
-    PingPong,
-    /// `-d DEVICE -x GID-INDEX` on both, the peer's address last: perftest.
-    Perftest,
-    /// As perftest, but over rdma_cm, which picks the device.
-    PerftestCm,
-    /// `-s` at the client with the server's address: rdmacm-utils.
-    Cm,
-    /// `-s` or `-c` and the server's address with `-a`: rping.
-    Rping,
-}
 
 /// The programs, each under a name of its own.
 const PROGRAMS: &[(&str, Style, &str)] = &[
     ("rc-pingpong", Style::PingPong, "ibv_rc_pingpong -n 100 -c"),
     ("rc-pingpong-events", Style::PingPong, "ibv_rc_pingpong -n 100 -c -e"),
     ("rc-pingpong-mtu-256", Style::PingPong, "ibv_rc_pingpong -n 50 -c -m 256"),
+    ("rc-pingpong-1-byte", Style::PingPong, "ibv_rc_pingpong -n 50 -c -s 1"),
     ("rc-pingpong-1-MiB", Style::PingPong, "ibv_rc_pingpong -n 10 -c -s 1048576"),
     ("ud-pingpong", Style::PingPong, "ibv_ud_pingpong -n 100 -s 1024"),
     ("srq-pingpong", Style::PingPong, "ibv_srq_pingpong -n 100 -q 4"),
@@ -57,38 +35,48 @@ const PROGRAMS: &[(&str, Style, &str)] = &[
     ("udaddy", Style::Cm, "udaddy -C 16 -S 1024"),
 ];
 
+/// Connection management by itself and sockets over RDMA.
+const SOCKETS: &[(&str, Style, &str)] = &[
+    ("rping-own-queue-pair", Style::Rping, "rping -C 10 -V -q"),
+    ("rdma-client", Style::CmServer("rdma_server"), "rdma_client"),
+    ("rstream-verified", Style::Cm, "rstream -I 10 -C 20 -S 3000 -T v"),
+    ("rstream-nonblocking", Style::Cm, "rstream -I 10 -C 20 -S 65536 -T n"),
+    ("rstream-async", Style::Cm, "rstream -I 10 -C 20 -S 1000 -T a"),
+    ("riostream-verified", Style::Cm, "riostream -I 10 -C 4 -S 16384 -T v"),
+];
+
+/// Bytes of the file that rcopy copies.
+const FILE: u32 = 3_000_001;
+
 /// One case a program, under a topic of the stage's choice.
 pub fn cases(topic: &'static str) -> Vec<Case> {
-    PROGRAMS
-        .iter()
-        .map(|&(name, style, line)| {
-            Case::new(format!("{topic}/{name}"), move |stand| run(stand, style, line))
-        })
-        .collect()
+    PROGRAMS.iter().map(|row| case(topic, row)).collect()
 }
 
-fn run(stand: &mut Stand<'_>, style: Style, line: &str) -> Result<()> {
+pub fn socket_cases() -> Vec<Case> {
+    let rcopy = Case::new("programs/rcopy-copies-a-file", rcopy);
+    SOCKETS.iter().map(|row| case("programs", row)).chain([rcopy]).collect()
+}
+
+fn case(topic: &str, &(name, style, line): &(&str, Style, &'static str)) -> Case {
+    let program = Program::new(style, line);
+    Case::new(format!("{topic}/{name}"), move |stand| {
+        let (a, b) = (stand.a(), stand.b());
+        program.pair(&stand.end(a, 0)?, &stand.end(b, 0)?).must(a, b)?;
+        Ok(())
+    })
+}
+
+fn rcopy(stand: &mut Stand<'_>) -> Result<()> {
     let (a, b) = (stand.a(), stand.b());
-    let address = a.ip(0);
-    let with_device = |device: &RdmaDevice, flag| format!("{line} -d {} {flag} {}", device.name, device.ipv4);
-    let (server, client, listening) = match style {
-        Style::PingPong => {
-            let (server, client) =
-                (with_device(&stand.device(a)?, "-g"), with_device(&stand.device(b)?, "-g"));
-            (server, format!("{client} {address}"), Listening::Tcp(PORT))
-        }
-        Style::Perftest => {
-            // perftest's own time-out of 67 ms is shorter than a round trip of a loaded nested guest.
-            let flags = "-F -u 18 -x";
-            let (server, client) =
-                (with_device(&stand.device(a)?, flags), with_device(&stand.device(b)?, flags));
-            (server, format!("{client} {address}"), Listening::Tcp(PORT))
-        }
-        Style::PerftestCm => (format!("{line} -F -R"), format!("{line} -F -R {address}"), Listening::Cm),
-        Style::Cm => (line.to_string(), format!("{line} -s {address}"), Listening::Cm),
-        Style::Rping => (format!("{line} -s -a {address}"), format!("{line} -c -a {address}"), Listening::Cm),
-    };
-    let task = |line: String| Task::shell(line).timeout(TIMEOUT);
-    Pair { server: task(server), client: task(client), listening }.must(a, b)?;
+    let sent = b.must(format!("head -c {FILE} /dev/urandom > /tmp/sent && sha256sum < /tmp/sent"))?;
+    let server = a.start("rcopy");
+    a.must(Listening::Cm.wait())?;
+    let copied = b.run(format!("rcopy /tmp/sent {}:/tmp/received", a.ip(0)))?.success();
+    server.kill()?;
+    copied?;
+    let received = a.must("sha256sum < /tmp/received; rm /tmp/received")?;
+    b.must("rm /tmp/sent")?;
+    ensure!(received == sent, "{FILE} bytes with hash {sent} arrived with hash {received}");
     Ok(())
 }

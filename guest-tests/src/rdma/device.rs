@@ -3,6 +3,7 @@
 //! rdma-core renames devices by where they sit on the bus, and the guest's kernel picks the GID indices, so both are
 //! looked up: the device by listing, a GID by its value.
 
+use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -60,22 +61,8 @@ impl RdmaDevice {
     /// [`DeviceError::NoGid`] with the tables as they are, or a guest that does not answer.
     pub fn of(guest: &Guest) -> Result<Self, DeviceError> {
         let wanted = [guest.address().ipv4_gid(0), guest.address().link_local_gid(0)];
-        let deadline = Instant::now() + GIDS_TIMEOUT;
-        loop {
-            let tables = guest.must(LIST_GIDS)?;
-            let rows: Vec<Row> = tables.lines().filter_map(Row::parse).collect();
-            match wanted.each_ref().map(|gid| rows.iter().find(|row| row.gid == *gid)) {
-                [Some(ipv4), Some(link_local)] => {
-                    let name = ipv4.device.to_string();
-                    return Ok(Self { name, link_local: link_local.index, ipv4: ipv4.index });
-                }
-                [ipv4, _] if Instant::now() >= deadline => {
-                    let gid = wanted[usize::from(ipv4.is_some())].clone();
-                    return Err(DeviceError::NoGid { guest: guest.name(), gid, tables });
-                }
-                _ => thread::sleep(Duration::from_millis(500)),
-            }
-        }
+        let [ipv4, link_local] = rows_of(guest, wanted)?;
+        Ok(Self { name: ipv4.device, link_local: link_local.index, ipv4: ipv4.index })
     }
 
     /// Index of a GID in its table.
@@ -87,21 +74,69 @@ impl RdmaDevice {
     }
 }
 
-/// One row of a GID table.
-#[derive(Debug, PartialEq, Eq)]
-struct Row<'a> {
-    device: &'a str,
-    index: u32,
-    gid: &'a str,
+/// Where a program meets its peer: a device, one of its GIDs, and the address that this GID stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Name of the device in its guest.
+    pub device: String,
+    /// Index of the GID.
+    pub gid: u32,
+    /// The address.
+    pub address: String,
 }
 
-impl<'a> Row<'a> {
+impl End {
+    /// The device of a guest that has the GID of an address, which may take its time to appear.
+    ///
+    /// # Errors
+    ///
+    /// As [`RdmaDevice::of`].
+    pub fn at(guest: &Guest, address: IpAddr) -> Result<Self, DeviceError> {
+        let gid = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let written = gid.segments().map(|group| format!("{group:04x}")).join(":");
+        let [row] = rows_of(guest, [written])?;
+        Ok(Self { device: row.device, gid: row.index, address: address.to_string() })
+    }
+}
+
+/// The rows of the given GIDs, once all are there.
+fn rows_of<const N: usize>(guest: &Guest, wanted: [String; N]) -> Result<[Row; N], DeviceError> {
+    let deadline = Instant::now() + GIDS_TIMEOUT;
+    loop {
+        let tables = guest.must(LIST_GIDS)?;
+        let rows: Vec<Row> = tables.lines().filter_map(Row::parse).collect();
+        let find = |gid: &String| rows.iter().find(|row| row.gid == *gid);
+        match wanted.iter().find(|gid| find(gid).is_none()) {
+            Some(gid) if Instant::now() >= deadline => {
+                return Err(DeviceError::NoGid { guest: guest.name(), gid: gid.clone(), tables });
+            }
+            Some(_) => thread::sleep(Duration::from_millis(500)),
+            None => {
+                let found: Vec<Row> = wanted.iter().filter_map(find).cloned().collect();
+                return Ok(found.try_into().expect("there is a row for each"));
+            }
+        }
+    }
+}
+
+/// One row of a GID table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    device: String,
+    index: u32,
+    gid: String,
+}
+
+impl Row {
     /// Reads `rocep0s3f1/ports/1/gids/0:fe80:…`.
-    fn parse(line: &'a str) -> Option<Self> {
+    fn parse(line: &str) -> Option<Self> {
         let (path, gid) = line.split_once(':')?;
         let (device, rest) = path.split_once('/')?;
         let index = rest.rsplit('/').next()?.parse().ok()?;
-        Some(Self { device, index, gid })
+        Some(Self { device: device.into(), index, gid: gid.into() })
     }
 }
 
@@ -112,8 +147,8 @@ mod tests {
     #[test]
     fn row_of_the_listing_gives_device_index_and_gid() {
         let line = "rocep0s3f1/ports/1/gids/12:0000:0000:0000:0000:0000:ffff:0a00:0001";
-        let gid = "0000:0000:0000:0000:0000:ffff:0a00:0001";
-        assert_eq!(Row::parse(line), Some(Row { device: "rocep0s3f1", index: 12, gid }));
+        let gid = "0000:0000:0000:0000:0000:ffff:0a00:0001".into();
+        assert_eq!(Row::parse(line), Some(Row { device: "rocep0s3f1".into(), index: 12, gid }));
         assert_eq!(Row::parse("grep: x: Invalid argument"), None);
         assert_eq!(Row::parse(""), None);
     }

@@ -5,10 +5,12 @@ mod device;
 mod figures;
 mod host;
 mod pair;
+mod program;
 
-pub use device::{DeviceError, GidKind, RdmaDevice};
+pub use device::{DeviceError, End, GidKind, RdmaDevice};
 pub use figures::{
     Bandwidth, DeviceInfo, Latency, VerifierReport, bandwidth, device_info, ping_lines, pingpong, verifier,
 };
 pub use host::HostRdma;
 pub use pair::{Listening, Pair, PairOutput};
+pub use program::{Program, Style};

@@ -35,6 +35,9 @@ impl Listening {
     }
 }
 
+/// How long it may take where the client has failed.
+const LAST_WORDS: Duration = Duration::from_secs(20);
+
 /// A server, its client, and what tells that the server is there.
 #[derive(Clone, Debug)]
 pub struct Pair {
@@ -72,8 +75,20 @@ impl Pair {
             listening.pause()?;
         }
         let client = client.run(self.client)?;
-        serving.limit(GRACE);
-        Ok(PairOutput { server: serving.wait()?, client })
+        if client.succeeded() {
+            serving.limit(GRACE);
+            return Ok(PairOutput { server: serving.wait()?, client });
+        }
+        // Many a server waits for ever when its client has failed, which is then what went wrong.
+        serving.limit(LAST_WORDS);
+        loop {
+            if let Some(server) = serving.poll()? {
+                return Ok(PairOutput { server, client });
+            }
+            if serving.pause().is_err() {
+                return Ok(PairOutput { server: serving.kill()?, client });
+            }
+        }
     }
 
     /// Runs both; both have to succeed. Gives the client's output.

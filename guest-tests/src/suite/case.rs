@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::guests::{Guest, Guests, Options};
-use crate::rdma::{DeviceError, RdmaDevice};
+use crate::guests::{Guest, Guests, Nic, Options};
+use crate::rdma::{DeviceError, End, RdmaDevice};
 use crate::setup::Setup;
 
 /// How a case that did not fail ended.
@@ -76,6 +76,15 @@ impl Stand<'_> {
     /// The second guest.
     pub fn b(&self) -> &Guest {
         self.guests.b()
+    }
+
+    /// Where programs of a guest meet their peers by the address of a NIC.
+    ///
+    /// # Errors
+    ///
+    /// As [`End::at`].
+    pub fn end(&self, guest: &Guest, nic: Nic) -> Result<End> {
+        Ok(End::at(guest, guest.ip(nic).parse()?)?)
     }
 
     /// The RDMA device of a guest, looked up anew: it may have another name or other indices than before.

@@ -10,6 +10,7 @@ mod runner;
 pub use case::{Case, Outcome, Stage, Stand};
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use crate::cases;
 use crate::setup::Setup;
@@ -22,4 +23,23 @@ use crate::setup::Setup;
 pub fn run(setup: &Setup, only: &[String]) -> Result<bool> {
     println!("Guests run {}.", setup.way.describe());
     runner::run(setup, cases::stages(), only)
+}
+
+/// A long run, of cases that are too many or take too long for every day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Soak {
+    /// Connections through rdma_cm.
+    Cm,
+    /// Programs with all their options.
+    Programs,
+}
+
+/// Runs the cases of a long run, as [`run`] does.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn soak(setup: &Setup, what: Soak, only: &[String]) -> Result<bool> {
+    println!("Guests run {}.", setup.way.describe());
+    runner::run(setup, cases::soak_stages(what), only)
 }

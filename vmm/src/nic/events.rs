@@ -121,14 +121,21 @@ impl NicEvents {
     }
 
     /// Lets the RDMA device work, and comes back when it must.
+    ///
+    /// Doorbells are looked at before each round: what the device sent to itself in the round before arrives in this one,
+    /// and must find the receive requests that the guest had posted by then.
     fn service(&mut self) {
         let Some(rdma) = &self.rdma else { return };
-        let mut next = rdma.device.service(self.clock.now());
+        let round = || {
+            rdma.look_at_bells();
+            rdma.device.service(self.clock.now())
+        };
+        let mut next = round();
         for _ in 1..SERVICE_ROUNDS {
             if !next.more {
                 break;
             }
-            next = rdma.device.service(self.clock.now());
+            next = round();
         }
         if next.more {
             rdma.work.ring();

@@ -13,8 +13,9 @@ use crate::state::{Context, Core, KERNEL, Mr, Pd, owner};
 
 /// `IB_ACCESS_ON_DEMAND`: pages that may be absent, which the device cannot cope with.
 const ACCESS_ON_DEMAND: u32 = 1 << 6;
-/// `IB_ACCESS_MW_BIND` and `IB_ACCESS_ZERO_BASED`, which no region of this device can have.
-const ACCESS_UNSUPPORTED: u32 = 1 << 4 | 1 << 5 | ACCESS_ON_DEMAND;
+/// `IB_ACCESS_ZERO_BASED` and `IB_ACCESS_ON_DEMAND`, which no region of this device can have. `IB_ACCESS_MW_BIND` is a right
+/// that nobody can make use of: there are no memory windows, and programs learn that when they ask for one.
+const ACCESS_UNSUPPORTED: u32 = 1 << 5 | ACCESS_ON_DEMAND;
 
 impl Core {
     /// Creates a user context around the doorbell page the guest picked for it.

@@ -6,6 +6,7 @@ mod connections;
 mod debian;
 mod device;
 mod disk;
+mod fabric;
 mod inspect;
 mod interrupts;
 mod lifecycle;
@@ -57,7 +58,7 @@ pub fn stages() -> Vec<Stage> {
             why_not: mirror::why_not,
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
         },
-        stage("none", no_guest, vec![own::cases()]),
+        stage("none", no_guest, vec![own::cases(), fabric::cases()]),
         stage("2 GiB of memory", large_guest, vec![regions::cases()]),
         stage("full Debian", full_debian, vec![debian::cases()]),
         stage("newer kernel", newer_kernel, vec![boot::newer_cases()]),

@@ -105,9 +105,10 @@ fn c15_optional_access_bits_are_ignored_and_unsupported_ones_refused() {
     let rig = Rig::new();
     let process = rig.process(1);
     let buffer = rig.buffer(PAGE_SIZE);
-    let mr = rig.driver.register(process.pd, 1 | 1 << 20 | 1 << 29, 0, 1, &buffer.dir).unwrap();
+    // Windows can be allowed, which does no harm: there are none to bind.
+    let mr = rig.driver.register(process.pd, 1 | 1 << 4 | 1 << 20 | 1 << 29, 0, 1, &buffer.dir).unwrap();
     assert_eq!(rig.fake.with(|state| state.mrs[&MrId(mr.handle)].access), Access::LOCAL_WRITE);
-    for bit in [4, 5, 6] {
+    for bit in [5, 6] {
         assert!(rig.driver.register(process.pd, 1 | 1 << bit, 0, 1, &buffer.dir).is_err(), "bit {bit}");
     }
 }

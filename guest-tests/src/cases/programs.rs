@@ -41,7 +41,6 @@ const SOCKETS: &[(&str, Style, &str)] = &[
     ("rdma-client", Style::CmServer("rdma_server"), "rdma_client"),
     ("rstream-verified", Style::Cm, "rstream -I 10 -C 20 -S 3000 -T v"),
     ("rstream-nonblocking", Style::Cm, "rstream -I 10 -C 20 -S 65536 -T n"),
-    ("rstream-async", Style::Cm, "rstream -I 10 -C 20 -S 1000 -T a"),
     ("riostream-verified", Style::Cm, "riostream -I 10 -C 4 -S 16384 -T v"),
 ];
 

@@ -5,6 +5,7 @@ mod capture;
 mod connections;
 mod debian;
 mod device;
+mod direct;
 mod disk;
 mod fabric;
 mod inspect;
@@ -54,6 +55,7 @@ pub fn stages() -> Vec<Stage> {
             one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
+        stage("two guests that share memory", sharing_guests, vec![direct::cases()]),
         Stage {
             why_not: mirror::why_not,
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
@@ -94,6 +96,11 @@ fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
     options.own_images = true;
     options.capture = true;
     Ok(options)
+}
+
+/// Two guests whose frames nobody captures: they may do without.
+fn sharing_guests(setup: &Setup, _: &Path) -> Result<Options> {
+    setup.options()
 }
 
 /// Two guests whose programs' objects are mirrored onto one device of the host.

@@ -181,7 +181,8 @@ fn is_recent(stamp: &Path) -> bool {
     age.is_some_and(|age| age < INDEX_AGE)
 }
 
-/// The source of the backports, unless `targets` has them: lines with release, component and address.
+/// The source of the backports, unless `targets` has them or no mirror of Debian 12: lines with release, component and
+/// address.
 fn backports(targets: &str) -> Option<String> {
     let mirror = |release: &str| {
         let prefix = format!("{release} main ");
@@ -190,7 +191,7 @@ fn backports(targets: &str) -> Option<String> {
     if mirror(BACKPORTS).is_some() {
         return None;
     }
-    let mirror = mirror("bookworm").unwrap_or("http://deb.debian.org/debian");
+    let mirror = mirror("bookworm")?;
     Some(format!("deb [signed-by={KEYRING}] {mirror} {BACKPORTS} main\n"))
 }
 
@@ -267,6 +268,7 @@ mod tests {
         let line = backports("bookworm-security main http://s/\nbookworm main http://m/debian/\n").unwrap();
         assert!(line.ends_with("] http://m/debian/ bookworm-backports main\n"), "{line}");
         assert_eq!(backports("bookworm main http://m/\nbookworm-backports main http://b/\n"), None);
+        assert_eq!(backports("trixie main http://m/\n"), None);
     }
 
     #[test]

@@ -164,22 +164,14 @@ impl Machine {
             rnr_retry: 7,
             ..QpAttr::default()
         };
-        let init = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-        let rtr = QpAttrMask::AV
-            | QpAttrMask::PATH_MTU
-            | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN
-            | QpAttrMask::MAX_DEST_RD_ATOMIC
-            | QpAttrMask::MIN_RNR_TIMER;
-        let rts = QpAttrMask::TIMEOUT
-            | QpAttrMask::RETRY_CNT
-            | QpAttrMask::RNR_RETRY
-            | QpAttrMask::SQ_PSN
-            | QpAttrMask::MAX_QP_RD_ATOMIC;
-        for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
+        for (state, mask) in [
+            (QpState::Init, QpAttrMask::RC_INIT),
+            (QpState::Rtr, QpAttrMask::RC_RTR),
+            (QpState::Rts, QpAttrMask::RC_RTS),
+        ] {
             let attr = QpAttr { state, ..attr };
             let now = self.now();
-            self.provider.modify_qp(now, QP, &attr, mask | QpAttrMask::STATE).unwrap();
+            self.provider.modify_qp(now, QP, &attr, mask).unwrap();
         }
     }
 }

@@ -90,6 +90,26 @@ bitflags::bitflags! {
     }
 }
 
+impl QpAttrMask {
+    /// What a reliable connection needs on its way from RESET to INIT.
+    pub const RC_INIT: Self = Self::STATE.union(Self::PKEY_INDEX).union(Self::PORT).union(Self::ACCESS_FLAGS);
+    /// What it needs from INIT to RTR.
+    pub const RC_RTR: Self = Self::STATE
+        .union(Self::AV)
+        .union(Self::PATH_MTU)
+        .union(Self::DEST_QPN)
+        .union(Self::RQ_PSN)
+        .union(Self::MAX_DEST_RD_ATOMIC)
+        .union(Self::MIN_RNR_TIMER);
+    /// What it needs from RTR to RTS.
+    pub const RC_RTS: Self = Self::STATE
+        .union(Self::TIMEOUT)
+        .union(Self::RETRY_CNT)
+        .union(Self::RNR_RETRY)
+        .union(Self::SQ_PSN)
+        .union(Self::MAX_QP_RD_ATOMIC);
+}
+
 /// A path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {

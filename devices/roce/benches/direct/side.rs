@@ -279,22 +279,12 @@ fn bring_up(provider: &mut RoceProvider, peer: Role, qpn: Qpn) {
         rnr_retry: 7,
         ..QpAttr::default()
     };
-    let init = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-    let rtr = QpAttrMask::AV
-        | QpAttrMask::PATH_MTU
-        | QpAttrMask::DEST_QPN
-        | QpAttrMask::RQ_PSN
-        | QpAttrMask::MAX_DEST_RD_ATOMIC
-        | QpAttrMask::MIN_RNR_TIMER;
-    let rts = QpAttrMask::TIMEOUT
-        | QpAttrMask::RETRY_CNT
-        | QpAttrMask::RNR_RETRY
-        | QpAttrMask::SQ_PSN
-        | QpAttrMask::MAX_QP_RD_ATOMIC;
-    for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
+    for (state, mask) in [
+        (QpState::Init, QpAttrMask::RC_INIT),
+        (QpState::Rtr, QpAttrMask::RC_RTR),
+        (QpState::Rts, QpAttrMask::RC_RTS),
+    ] {
         let attr = QpAttr { state, ..attr };
-        provider
-            .modify_qp(Instant::from_nanos(1), QP, &attr, mask | QpAttrMask::STATE)
-            .expect("a connection");
+        provider.modify_qp(Instant::from_nanos(1), QP, &attr, mask).expect("a connection");
     }
 }

@@ -208,18 +208,10 @@ pub fn rc_steps(peer: Qpn, dgid: Gid, dmac: MacAddr, how: Connection) -> [(QpAtt
         },
         ..QpAttr::default()
     };
-    let init = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-    let rtr = QpAttrMask::AV
-        | QpAttrMask::PATH_MTU
-        | QpAttrMask::DEST_QPN
-        | QpAttrMask::RQ_PSN
-        | QpAttrMask::MAX_DEST_RD_ATOMIC
-        | QpAttrMask::MIN_RNR_TIMER;
-    let rts = QpAttrMask::TIMEOUT
-        | QpAttrMask::RETRY_CNT
-        | QpAttrMask::RNR_RETRY
-        | QpAttrMask::SQ_PSN
-        | QpAttrMask::MAX_QP_RD_ATOMIC;
-    [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)]
-        .map(|(state, mask)| (QpAttr { state, ..attr }, mask | QpAttrMask::STATE))
+    [
+        (QpState::Init, QpAttrMask::RC_INIT),
+        (QpState::Rtr, QpAttrMask::RC_RTR),
+        (QpState::Rts, QpAttrMask::RC_RTS),
+    ]
+    .map(|(state, mask)| (QpAttr { state, ..attr }, mask))
 }

@@ -28,12 +28,14 @@ pub enum Exit {
     Rebooted = 7,
     /// A signal ended the run before the guest powered off.
     Signalled = 8,
+    /// Nobody can know where a machine runs that was being moved: the operator has to decide.
+    Undecided = 9,
 }
 
 /// Text of the exit statuses for `--help`.
 pub const EXIT_STATUS_HELP: &str = "\
 Exit status:
-  0  the guest powered off (or Ctrl-A x was pressed)
+  0  the guest powered off (or Ctrl-A x was pressed), or the machine was saved or moved elsewhere
   1  failure at run time
   2  wrong command line or configuration file
   3  a kernel, initramfs or disk image cannot be used
@@ -41,7 +43,8 @@ Exit status:
   5  a host resource is in use or exhausted (socket, locked disk, memory)
   6  the guest crashed (kernel panic, triple fault, or a state KVM cannot run)
   7  the guest asked for a reboot and --on-reboot exit is in force
-  8  ended by a signal before the guest powered off";
+  8  ended by a signal before the guest powered off
+  9  it is not known whether a machine that was being moved runs at the target (`verbena migrate --resolve`)";
 
 /// What can end a run early.
 #[derive(Debug, thiserror::Error)]

@@ -21,6 +21,8 @@
 //! | [`nic`] | NIC slots: vmxnet3 with its RDMA function |
 //! | [`api`] | the socket that a running machine is asked at |
 //! | [`inspect`] | what is answered there |
+//! | [`snapshot`] | machines as files |
+//! | [`migrate`] | machines on their way to another process |
 //! | [`fabric`] | disks that are elsewhere |
 //! | [`doctor`] | checks of host, guest files and machine for the usual mistakes |
 //! | [`kvm`] | the only `unsafe` code |
@@ -40,6 +42,7 @@ pub mod inspect;
 pub mod io;
 pub mod kvm;
 pub mod machine;
+pub mod migrate;
 pub mod nic;
 pub mod serial;
 pub mod session;

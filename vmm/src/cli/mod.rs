@@ -5,6 +5,7 @@ mod doctor;
 mod fabric;
 mod inspect;
 mod logging;
+mod migrate;
 mod run;
 mod switch;
 mod tables;
@@ -38,6 +39,10 @@ enum Command {
     Resume(control::Resume),
     /// Save a running machine in a directory
     Snapshot(control::Snapshot),
+    /// Move a running machine to another process or host
+    Migrate(migrate::Migrate),
+    /// Receive a machine that `verbena migrate` moves, and run it
+    Receive(migrate::Receive),
     /// Run an Ethernet switch for the virtual machines of this host
     Switch(switch::Command),
     /// Export disks by virtio over fabrics
@@ -82,6 +87,8 @@ fn dispatch(cli: Cli) -> Result<Exit, Error> {
         Command::Pause(command) => command.run(),
         Command::Resume(command) => command.run(),
         Command::Snapshot(command) => command.run(),
+        Command::Migrate(command) => command.run(),
+        Command::Receive(command) => command.run(),
         Command::Switch(command) => command.run(),
         Command::Target(command) => command.run(),
         Command::Fabric(command) => command.run(),

@@ -101,6 +101,23 @@ impl RunOptions {
     ///
     /// [`Error::Usage`] for options that contradict each other or are out of range.
     pub fn resolve(self) -> Result<VmConfig> {
+        let begins_saved = self.restore.is_some();
+        self.check(begins_saved)
+    }
+
+    /// The same for a machine that comes from elsewhere: a kernel is used only should the guest reboot.
+    ///
+    /// # Errors
+    ///
+    /// As [`RunOptions::resolve`], and for `restore`.
+    pub fn resolve_received(self) -> Result<VmConfig> {
+        if self.restore.is_some() {
+            return usage("The machine is received or restored, not both: leave out --restore");
+        }
+        self.check(true)
+    }
+
+    fn check(self, begins_saved: bool) -> Result<VmConfig> {
         let serial = resolve_serial(&self.serial)?;
         let boot = match (self.kernel, self.bare) {
             (Some(kernel), None) => BootConfig::Linux {
@@ -109,7 +126,7 @@ impl RunOptions {
                 cmdline: self.cmdline.unwrap_or_else(|| "console=ttyS0".to_owned()),
             },
             (None, Some(program)) => BootConfig::Bare { program, cmdline: self.cmdline.unwrap_or_default() },
-            (None, None) if self.restore.is_some() => BootConfig::Nothing,
+            (None, None) if begins_saved => BootConfig::Nothing,
             (None, None) => return usage("Nothing to boot: give --kernel FILE"),
             (Some(_), Some(_)) => return usage("Both kernel and bare are given: choose one"),
         };

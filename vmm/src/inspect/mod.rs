@@ -14,13 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pci::Bdf;
 use pvrdma::Pvrdma;
 use verbs::{QpState, QpType};
-use vmm_api::{Answer, ApiError, Done, ErrorKind, RdmaReport, RdmaShow, Request, Snapshot, VmInfo};
+use vmm_api::{
+    Answer, ApiError, Done, ErrorKind, Migrate, MigrationPhase, RdmaReport, RdmaShow, Request, Snapshot,
+    VmInfo,
+};
 use vmxnet3::Vmxnet3;
 
 use crate::api::Service;
 use crate::config::VmConfig;
 use crate::error::Error;
-use crate::machine::{Controls, Event, Events};
+use crate::machine::{Event, Events};
+use crate::migrate::{Board, Migration, Origin};
 use crate::snapshot::{self, About};
 
 /// A slot with a network interface, to be looked at.
@@ -45,6 +49,8 @@ pub struct Inspector {
     cpus: u8,
     memory_bytes: u64,
     events: Events,
+    /// How moving it is going, or went.
+    board: Arc<Board>,
     /// The machine that runs. Held while a request is answered, so that a machine does not go away meanwhile.
     live: Mutex<Option<Live>>,
 }
@@ -62,23 +68,30 @@ pub trait Control: Send + Sync {
 
     /// Saves the machine, which is paused.
     fn save(&self, directory: &Path, about: About) -> Result<(), Error>;
+
+    /// Begins to move it.
+    fn migrate(self: Arc<Self>, how: &Migrate, board: Arc<Board>) -> Result<Migration, Error>;
 }
 
-impl Control for Controls {
+impl Control for Origin {
     fn pause(&self) -> Result<(), Error> {
-        self.pause()
+        self.controls().pause()
     }
 
     fn resume(&self) {
-        self.resume();
+        self.controls().resume();
     }
 
     fn is_paused(&self) -> bool {
-        self.is_paused()
+        self.controls().is_paused()
     }
 
     fn save(&self, directory: &Path, about: About) -> Result<(), Error> {
-        snapshot::save(self, directory, about)
+        snapshot::save(self.controls(), directory, about)
+    }
+
+    fn migrate(self: Arc<Self>, how: &Migrate, board: Arc<Board>) -> Result<Migration, Error> {
+        Migration::begin(self, how, board)
     }
 }
 
@@ -86,22 +99,47 @@ impl Control for Controls {
 struct Live {
     slots: Vec<SlotView>,
     control: Arc<dyn Control>,
+    migration: Option<Migration>,
+}
+
+impl Live {
+    /// Refuses what would come in the way of a migration.
+    fn check_stays(&self) -> Result<(), ApiError> {
+        if self.migration.as_ref().is_some_and(Migration::is_live) {
+            let message =
+                "The machine is being moved: wait for that, or cancel it with `verbena migrate --cancel`";
+            return Err(ApiError::new(ErrorKind::Failed, message));
+        }
+        Ok(())
+    }
 }
 
 impl Inspector {
     /// An inspector of machines made from `config`.
     pub fn new(config: &VmConfig, events: Events) -> Self {
-        Self { cpus: config.cpus, memory_bytes: config.memory.size.0, events, live: Mutex::new(None) }
+        Self {
+            cpus: config.cpus,
+            memory_bytes: config.memory.size.0,
+            events,
+            board: Arc::default(),
+            live: Mutex::new(None),
+        }
+    }
+
+    /// How moving the machine is going.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// A machine with these slots has started.
     pub fn enter(&self, slots: Vec<SlotView>, control: Arc<dyn Control>) {
-        *self.lock() = Some(Live { slots, control });
+        *self.lock() = Some(Live { slots, control, migration: None });
     }
 
-    /// The machine is about to go. On return nothing of it is held here.
+    /// The machine is about to go. On return nothing of it is held here, and nobody moves it.
     pub fn leave(&self) {
-        *self.lock() = None;
+        let live = self.lock().take();
+        drop(live);
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Live>> {
@@ -124,6 +162,37 @@ impl Inspector {
         saved.map(|()| Answer::Snapshot(Done {})).map_err(failed)
     }
 
+    /// Begins to move the machine.
+    fn migrate(&self, live: &mut Live, how: &Migrate) -> Result<Answer, ApiError> {
+        // An earlier one that has failed.
+        live.migration = None;
+        let begun = Arc::clone(&live.control).migrate(how, Arc::clone(&self.board)).map_err(failed)?;
+        live.migration = Some(begun);
+        Ok(Answer::Migrate(Done {}))
+    }
+
+    /// Answers what is asked about a migration, whether the machine is still here, already here, or neither. `None` for
+    /// other requests.
+    fn about_migration(&self, request: &Request) -> Option<Result<Answer, ApiError>> {
+        use MigrationPhase as P;
+        let phase = || self.board.status().phase;
+        let refuse = |why| Some(Err(ApiError::new(ErrorKind::Failed, why)));
+        Some(Ok(match request {
+            Request::MigrationStatus {} => Answer::MigrationStatus(self.board.status()),
+            Request::MigrateCancel {} if matches!(phase(), P::Connecting | P::Copying | P::Stopped) => {
+                self.board.cancel();
+                Answer::MigrateCancel(Done {})
+            }
+            Request::MigrateCancel {} => return refuse("There is no migration that could be cancelled"),
+            Request::MigrateResolve(wanted) if phase() == P::Undecided => {
+                self.board.resolve(wanted.side);
+                Answer::MigrateResolve(Done {})
+            }
+            Request::MigrateResolve(_) => return refuse("There is nothing to decide"),
+            _ => return None,
+        }))
+    }
+
     fn info(&self, slots: &[SlotView]) -> VmInfo {
         VmInfo {
             monitor_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -137,11 +206,17 @@ impl Inspector {
 
 impl Service for Inspector {
     fn serve(&self, request: &Request) -> Result<Answer, ApiError> {
-        let live = self.lock();
-        let Some(live) = &*live else {
+        if let Some(answer) = self.about_migration(request) {
+            return answer;
+        }
+        let mut live = self.lock();
+        let Some(live) = &mut *live else {
             let message = "The machine is being started or on its way out: try again";
             return Err(ApiError::new(ErrorKind::NotRunning, message));
         };
+        if !matches!(request, Request::VmInfo {} | Request::RdmaShow(_)) {
+            live.check_stays()?;
+        }
         match request {
             Request::VmInfo {} => Ok(Answer::VmInfo(self.info(&live.slots))),
             Request::RdmaShow(show) => report(&live.slots, show).map(Answer::RdmaShow),
@@ -151,6 +226,10 @@ impl Service for Inspector {
                 Ok(Answer::Resume(Done {}))
             }
             Request::Snapshot(wanted) => self.snapshot(live, wanted),
+            Request::Migrate(how) => self.migrate(live, how),
+            Request::MigrationStatus {} | Request::MigrateCancel {} | Request::MigrateResolve(_) => {
+                Err(ApiError::new(ErrorKind::Internal, "It was answered before"))
+            }
         }
     }
 }

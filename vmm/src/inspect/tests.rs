@@ -196,6 +196,10 @@ impl Control for FakeControl {
         assert!(self.is_paused());
         if directory == "/full" { Err(Error::Failure("no room".into())) } else { Ok(()) }
     }
+
+    fn migrate(self: Arc<Self>, _: &Migrate, _: Arc<Board>) -> Result<Migration, Error> {
+        Err(Error::Failure("nowhere to go".into()))
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, SubscriberOps};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, RemoteEndpoint, SubscriberOps};
 
 use crate::error::{Error, Result};
 
@@ -36,11 +36,11 @@ impl IoThread {
         let failed =
             |e: &dyn std::fmt::Display| Error::Failure(format!("Failed to start I/O thread {name}: {e}"));
         let mut manager = EventManager::new().map_err(|e| failed(&e))?;
+        let stop = Arc::new(AtomicBool::new(false));
         for subscriber in subscribers {
-            manager.add_subscriber(subscriber);
+            manager.add_subscriber(UntilStopped::boxed(subscriber, &stop));
         }
         let endpoint = manager.remote_endpoint();
-        let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = Builder::new()
             .name(name.to_owned())
@@ -68,12 +68,18 @@ impl IoThread {
         Ok(Parked { _wake: wake })
     }
 
+    /// Ends the thread: no handler does anything any more, not even with what a parked thread finds when it goes on.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
     /// Hands the thread one more handler.
     ///
     /// # Errors
     ///
     /// When the thread has ended.
     pub fn add(&self, subscriber: Subscriber) -> Result<()> {
+        let subscriber = UntilStopped::boxed(subscriber, &self.stop);
         self.endpoint
             .fire(|ops| {
                 ops.add_subscriber(subscriber);
@@ -91,9 +97,33 @@ fn run(mut manager: EventManager<Subscriber>, stop: &AtomicBool) {
     }
 }
 
+/// A handler that does nothing once its thread is to end, whatever has become ready by then.
+struct UntilStopped {
+    inner: Subscriber,
+    stop: Arc<AtomicBool>,
+}
+
+impl UntilStopped {
+    fn boxed(inner: Subscriber, stop: &Arc<AtomicBool>) -> Subscriber {
+        Box::new(Self { inner, stop: Arc::clone(stop) })
+    }
+}
+
+impl MutEventSubscriber for UntilStopped {
+    fn init(&mut self, ops: &mut EventOps) {
+        self.inner.init(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps) {
+        if !self.stop.load(Ordering::Acquire) {
+            self.inner.process(events, ops);
+        }
+    }
+}
+
 impl Drop for IoThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop();
         let kicked = self.endpoint.kick();
         if let Some(thread) = self.thread.take()
             && (kicked.is_ok() || thread.is_finished())
@@ -125,6 +155,18 @@ mod tests {
             self.0.clear();
             self.1.send(()).unwrap();
         }
+    }
+
+    #[test]
+    fn thread_that_was_parked_and_stopped_does_nothing_more() {
+        let bell = Arc::new(EventBell::new().unwrap());
+        let (sender, receiver) = mpsc::channel();
+        let thread = IoThread::spawn("test", vec![Box::new(Echo(Arc::clone(&bell), sender))]).unwrap();
+        let parked = thread.park().unwrap();
+        bell.ring();
+        thread.stop();
+        drop((parked, thread));
+        assert!(receiver.recv().is_err(), "it must not be heard");
     }
 
     #[test]

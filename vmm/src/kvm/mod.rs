@@ -11,9 +11,9 @@ mod terminal;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
 
 use device_model::ram::Ram;
-use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region, kvm_xsave};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
-use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use access::{KvmAbsence, open_kvm};
@@ -37,10 +37,40 @@ impl VmWithRam {
     ///
     /// When KVM refuses a slot.
     pub fn new(vm: VmFd, ram: Ram) -> Result<Self> {
-        for (slot, region) in (0..).zip(ram.iter()) {
+        let machine = Self { vm, ram };
+        machine.set_slots(0)?;
+        Ok(machine)
+    }
+
+    /// Whether KVM keeps a log of the pages that CPUs write to.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn log_dirty(&self, on: bool) -> Result<()> {
+        self.set_slots(if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
+    }
+
+    /// The pages of each region that CPUs wrote to since the last call, a bit each, in the order of addresses. The log must
+    /// be on.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn take_dirty(&self) -> Result<Vec<Vec<u64>>> {
+        let log = |(slot, region): (u32, &GuestRegionMmap<_>)| {
+            self.vm
+                .get_dirty_log(slot, region.size())
+                .map_err(|e| Error::kvm("read which pages were written to", e))
+        };
+        (0..).zip(self.ram.iter()).map(log).collect()
+    }
+
+    fn set_slots(&self, flags: u32) -> Result<()> {
+        for (slot, region) in (0..).zip(self.ram.iter()) {
             let slot = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags,
                 guest_phys_addr: region.start_addr().raw_value(),
                 memory_size: region.len(),
                 userspace_addr: region.as_ptr() as u64,
@@ -49,9 +79,9 @@ impl VmWithRam {
             // owned by `ram`, which is dropped after `vm`, and closing the last descriptor of the virtual machine ends
             // the slot. vCPU descriptors keep the virtual machine alive in the kernel, but `RunningVcpu`, which alone
             // enters the guest, holds this structure.
-            unsafe { vm.set_user_memory_region(slot) }.map_err(|e| Error::kvm("map guest memory", e))?;
+            unsafe { self.vm.set_user_memory_region(slot) }.map_err(|e| Error::kvm("map guest memory", e))?;
         }
-        Ok(Self { vm, ram })
+        Ok(())
     }
 
     /// The virtual machine's descriptor.

@@ -1,6 +1,8 @@
 //! Building a machine out of its configuration.
 
+use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use device_model::ram::Ram;
@@ -29,7 +31,7 @@ use crate::config::{BootConfig, DiskConfig, VmConfig};
 use crate::error::{Error, Result};
 use crate::fabric;
 use crate::inspect::SlotView;
-use crate::io::IoThread;
+use crate::io::{IoThread, Parked};
 use crate::kvm::VmWithRam;
 use crate::nic::{NicPort, open_ports};
 use crate::serial::{Consoles, Uart};
@@ -52,8 +54,8 @@ impl HostSide {
     /// # Errors
     ///
     /// When something cannot be opened or is in use.
-    pub fn open(config: &VmConfig, events: &Events) -> Result<Self> {
-        let disks = config.disks.iter().map(open_disk).collect::<Result<_>>()?;
+    pub fn open(config: &VmConfig, events: &Events, images: Images) -> Result<Self> {
+        let disks = config.disks.iter().map(|disk| open_disk(disk, images)).collect::<Result<_>>()?;
         let open = |disk| fabric::open_disk(disk, config.cpus);
         let fabric_disks = config.fabric_disks.iter().map(open).collect::<Result<_>>()?;
         let ports = open_ports(&config.nets)?;
@@ -61,10 +63,21 @@ impl HostSide {
     }
 }
 
-fn open_disk(config: &DiskConfig) -> Result<Arc<RawImage>> {
-    RawImage::open(&config.path, config.readonly)
-        .map(Arc::new)
-        .map_err(|error| Error::disk_image(&config.path, &error))
+/// Whose disk images are when they are opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Images {
+    /// This process'.
+    Ours,
+    /// Those of another process, until it gives them up.
+    Theirs,
+}
+
+fn open_disk(config: &DiskConfig, images: Images) -> Result<Arc<RawImage>> {
+    let open = match images {
+        Images::Ours => RawImage::open,
+        Images::Theirs => RawImage::open_unlocked,
+    };
+    open(&config.path, config.readonly).map(Arc::new).map_err(|error| Error::disk_image(&config.path, &error))
 }
 
 /// Puts saved memory into place, and gives the rest of what was saved.
@@ -76,6 +89,9 @@ pub enum Start<'a> {
     Boot,
     /// With what was saved of another one.
     Restore(Box<Restore<'a>>),
+    /// With what was saved of another one, in its memory if that is given. It stays paused until it is told to go on, and
+    /// no device does anything before.
+    Receive(Option<File>, Box<Restore<'a>>),
 }
 
 /// A machine that has not been started.
@@ -83,6 +99,8 @@ pub struct Machine {
     vcpus: Vec<VcpuFd>,
     context: VcpuContext,
     parts: Parts,
+    // Dropped before the threads, which end when they go on.
+    parked: Option<Vec<Parked>>,
     io_threads: Vec<IoThread>,
     views: Vec<SlotView>,
 }
@@ -98,11 +116,18 @@ impl Machine {
         config: &VmConfig,
         host: &HostSide,
         events: &Events,
-        start: Start<'_>,
+        mut start: Start<'_>,
     ) -> Result<Self> {
         let cpus = CpuTemplate::new(kvm, config.cpus)?;
         let windows = pci_windows(config.memory.size.0, cpus.address_bits())?;
-        let ram = memory::create(&config.memory)?;
+        let handed_over = match &mut start {
+            Start::Receive(file, _) => file.take(),
+            Start::Boot | Start::Restore(_) => None,
+        };
+        let ram = match handed_over {
+            Some(file) => memory::adopt(&config.memory, file)?,
+            None => memory::create(&config.memory)?,
+        };
         let vm = Arc::new(VmWithRam::new(create_vm(kvm)?, ram)?);
         let interrupts = InterruptRouter::new(Arc::clone(&vm))?;
 
@@ -116,9 +141,10 @@ impl Machine {
         add_port_devices(&mut bus, &power, events);
         let uarts = add_serial_ports(&mut bus, &interrupts, host)?;
 
-        let vcpus = create_vcpus(vm.fd(), &cpus, config.cpus)?;
+        let mut vcpus = create_vcpus(vm.fd(), &cpus, config.cpus)?;
         let shape = Shape { cpus: config.cpus, memory: config.memory.size.0, cpuid: cpus.bytes()? };
         let parts = Parts { shape, vm: Arc::clone(&vm), root, power, uarts };
+        let mut parked = None;
         match start {
             Start::Boot => {
                 let rsdp = acpi::write(vm.ram(), config.cpus, &windows)?;
@@ -126,6 +152,13 @@ impl Machine {
             }
             Start::Restore(restore) => {
                 let records = restore(vm.ram())?;
+                resume_at(&parts, &vcpus, records)?;
+            }
+            Start::Receive(_, receive) => {
+                warm_up(&mut vcpus);
+                let records = receive(vm.ram())?;
+                parked = Some(io_threads.iter().map(IoThread::park).collect::<Result<_>>()?);
+                lock_disks(config, host)?;
                 resume_at(&parts, &vcpus, records)?;
             }
         }
@@ -140,10 +173,10 @@ impl Machine {
             bare: config.is_bare().then_some(bare::BarePorts),
             bus: Arc::new(bus),
             events: events.clone(),
-            gate: Arc::new(Gate::new(vcpus.len())),
+            gate: Arc::new(Gate::new(vcpus.len(), parked.is_none())),
             msrs: state::msr_indices(kvm)?.into(),
         };
-        Ok(Self { vcpus, context, parts, io_threads, views })
+        Ok(Self { vcpus, context, parts, parked, io_threads, views })
     }
 
     /// What the operator may look at.
@@ -151,7 +184,7 @@ impl Machine {
         self.views.clone()
     }
 
-    /// Starts the vCPUs.
+    /// Starts the vCPUs; those of a machine that was received wait.
     ///
     /// # Errors
     ///
@@ -176,7 +209,8 @@ impl Machine {
             kickers,
             io_threads: self.io_threads,
             parts: self.parts,
-            parked: Mutex::default(),
+            parked: Mutex::new(self.parked),
+            given_away: AtomicBool::new(false),
         };
         Ok(RunningMachine { vcpus, controls: Arc::new(controls) })
     }
@@ -203,6 +237,24 @@ fn create_vcpus(vm: &VmFd, template: &CpuTemplate, count: u8) -> Result<Vec<Vcpu
             Ok(vcpu)
         })
         .collect()
+}
+
+/// Lets KVM prepare CPUs for their guest, which takes it some milliseconds the first time.
+fn warm_up(vcpus: &mut [VcpuFd]) {
+    for vcpu in vcpus {
+        vcpu.set_kvm_immediate_exit(1);
+        // It says that it was interrupted.
+        let _ = vcpu.run();
+        vcpu.set_kvm_immediate_exit(0);
+    }
+}
+
+/// Takes the disk images, which the machine's former process has given up.
+fn lock_disks(config: &VmConfig, host: &HostSide) -> Result<()> {
+    for (disk, image) in config.disks.iter().zip(&host.disks) {
+        image.lock().map_err(|error| Error::disk_image(&disk.path, &error))?;
+    }
+    Ok(())
 }
 
 fn add_port_devices(bus: &mut Bus, power: &Arc<PowerManagement>, events: &Events) {

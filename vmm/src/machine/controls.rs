@@ -1,5 +1,6 @@
 //! A running machine in the hands of its operator: pausing, resuming, saving.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_model::save::{Record, Records, RestoreError, SaveError, Saved};
@@ -103,6 +104,8 @@ pub struct Controls {
     pub(super) parts: Parts,
     /// Device threads that wait, while the machine is paused.
     pub(super) parked: Mutex<Option<Vec<Parked>>>,
+    /// Whether another process may be running the machine.
+    pub(super) given_away: AtomicBool,
 }
 
 impl Controls {
@@ -132,10 +135,40 @@ impl Controls {
         Ok(())
     }
 
-    /// Lets a paused machine go on.
+    /// Lets a paused machine go on, unless it was given away.
     pub fn resume(&self) {
+        let mut parked = self.lock();
+        if !self.given_away.load(Ordering::Acquire) {
+            *parked = None;
+            self.gate.open();
+        }
+    }
+
+    /// Gives a paused machine away: it stays paused, whoever wants it to go on.
+    pub fn give_away(&self) {
+        let _parked = self.lock();
+        self.given_away.store(true, Ordering::Release);
+    }
+
+    /// Takes a machine back that was given away, and lets it go on.
+    pub fn take_back(&self) {
+        self.given_away.store(false, Ordering::Release);
+        self.resume();
+    }
+
+    /// Lets no device work until what is returned is dropped; CPUs go on.
+    ///
+    /// # Errors
+    ///
+    /// When a device thread has ended.
+    pub fn hold_devices(&self) -> Result<Vec<Parked>> {
+        self.io_threads.iter().map(IoThread::park).collect()
+    }
+
+    /// Ends all device threads. They do nothing more, even if they were parked in the middle of something.
+    pub(super) fn stop_devices(&self) {
+        self.io_threads.iter().for_each(IoThread::stop);
         *self.lock() = None;
-        self.gate.open();
     }
 
     /// Whether the machine is paused.

@@ -9,6 +9,8 @@ pub enum Event {
     PowerOff,
     /// The machine was saved, and is to end.
     Saved,
+    /// The machine runs elsewhere.
+    Moved,
     /// The guest asked for a reset.
     Reset,
     /// The guest cannot go on; the text is the cause.

@@ -37,11 +37,12 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// An open gate for so many CPUs.
-    pub(super) fn new(cpus: usize) -> Self {
+    /// A gate for so many CPUs, open or closed for a while.
+    pub(super) fn new(cpus: usize, open: bool) -> Self {
         let cpus = (0..cpus).map(|_| Cpu::Running).collect();
-        let gates = Mutex::new(Gates { phase: Phase::Open, cpus });
-        Self { closed: AtomicBool::new(false), gates, changed: Condvar::new() }
+        let phase = if open { Phase::Open } else { Phase::Paused };
+        let gates = Mutex::new(Gates { phase, cpus });
+        Self { closed: AtomicBool::new(!open), gates, changed: Condvar::new() }
     }
 
     /// Whether a thread should not enter the guest.

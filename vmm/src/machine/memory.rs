@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use device_model::ram::Ram;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use vm_memory::bitmap::{AtomicBitmap, NewBitmap};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
@@ -12,6 +12,9 @@ use vm_memory::{Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemo
 use super::layout::{RAM_HOLE, ram_ranges};
 use crate::config::MemoryConfig;
 use crate::error::{Error, Result};
+
+/// What keeps a memory file from being resized.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Makes the memory of a machine. Its file cannot be resized by anyone, so that a process which maps it needs no
 /// protection against truncation.
@@ -28,8 +31,27 @@ pub fn create(config: &MemoryConfig) -> Result<Ram> {
     }
     let file = File::from(memfd_create("guest-ram", flags).map_err(|e| Error::io("create guest memory", e))?);
     ftruncate(&file, config.size.0).map_err(|e| too_much(config, &e))?;
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(|e| Error::io("seal guest memory", e))?;
+    fcntl_add_seals(&file, SEALS).map_err(|e| Error::io("seal guest memory", e))?;
+    lay_out(config, file)
+}
+
+/// Makes the memory of a machine out of the file of another one, whose contents it keeps.
+///
+/// # Errors
+///
+/// When the file is not one that [`create`] makes for the same configuration.
+pub fn adopt(config: &MemoryConfig, file: File) -> Result<Ram> {
+    let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+    let size = fstat(&file).map(|stat| stat.st_size).map_err(|e| Error::io("look at guest memory", e))?;
+    if !sealed || u64::try_from(size) != Ok(config.size.0) {
+        return Err(Error::Failure(
+            "What was handed over is not the memory of a machine of this size".to_owned(),
+        ));
+    }
+    lay_out(config, file)
+}
+
+fn lay_out(config: &MemoryConfig, file: File) -> Result<Ram> {
     let file = Arc::new(file);
     let mut offset = 0;
     let mut regions = Vec::new();
@@ -118,6 +140,19 @@ mod tests {
         assert!(files[0].file().set_len(1 << 20).is_err());
         ram.write_obj(7_u32, GuestAddress(1 << 32)).unwrap();
         assert!(ram.write_obj(7_u32, GuestAddress(3 << 30)).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_handed_over_keeps_what_is_in_it_and_must_be_sealed() {
+        let old = create(&config(4 << 20)).unwrap();
+        old.write_obj(7_u32, GuestAddress(0x1000)).unwrap();
+        let file = || old.iter().next().unwrap().file_offset().unwrap().file().try_clone().unwrap();
+        let new = adopt(&config(4 << 20), file()).unwrap();
+        assert_eq!(new.read_obj::<u32>(GuestAddress(0x1000)).unwrap(), 7);
+        assert!(adopt(&config(8 << 20), file()).is_err());
+        let open = File::from(memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap());
+        open.set_len(4 << 20).unwrap();
+        assert!(adopt(&config(4 << 20), open).is_err());
     }
 
     #[test]

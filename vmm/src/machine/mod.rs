@@ -28,7 +28,7 @@ mod vcpu;
 
 use std::sync::Arc;
 
-pub use build::{HostSide, Machine, Start};
+pub use build::{HostSide, Images, Machine, Start};
 pub use bus::{Bus, PortDevice};
 pub use controls::Controls;
 pub use doorbells::KvmDoorbells;
@@ -62,7 +62,8 @@ impl Drop for RunningMachine {
         self.controls.gate.stop();
         self.controls.kickers.iter().for_each(|kicker| kicker.kick());
         self.vcpus.drain(..).for_each(VcpuThread::join);
-        // Device threads end after the vCPUs, so that nobody waits for them; they end when the controls are dropped.
-        self.controls.resume();
+        // After the vCPUs, so that nobody waits for them. What a paused machine had not done yet it must not do now: a
+        // copy of it may.
+        self.controls.stop_devices();
     }
 }

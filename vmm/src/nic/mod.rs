@@ -3,6 +3,7 @@
 //! Both functions, their link and their timers are served by one I/O thread, so the data path takes no lock that another
 //! thread waits for; vCPU threads come in for registers and commands only.
 
+mod announce;
 mod events;
 mod inbox;
 mod port;
@@ -16,6 +17,7 @@ use pci::Device;
 use pvrdma::{Bells, Parts, Pvrdma};
 use vmxnet3::Vmxnet3;
 
+pub use self::announce::announce;
 use self::events::{NicEvents, RdmaEvents};
 pub use self::port::{NicPort, open_ports};
 use self::provider::Made;

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod asm;
+pub mod machine;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -60,8 +61,13 @@ impl Guest {
 
     /// `verbena run` with the guest, and little memory.
     pub fn command(&self) -> Command {
+        self.command_of("run")
+    }
+
+    /// Another command with the options of the machine.
+    pub fn command_of(&self, word: &str) -> Command {
         let mut command = verbena();
-        command.args(["run", "--memory", "8M", "--rng", "off", "--bare"]).arg(self.path("guest"));
+        command.args([word, "--memory", "8M", "--rng", "off", "--bare"]).arg(self.path("guest"));
         command
     }
 

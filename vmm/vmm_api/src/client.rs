@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::{
-    Answer, ApiError, MAX_REPLY, Outcome, RdmaReport, RdmaShow, Reply, Request, Snapshot, VERSION, VmInfo,
+    Answer, ApiError, MAX_REPLY, Migrate, MigrationStatus, Outcome, RdmaReport, RdmaShow, Reply, Request,
+    Resolve, Side, Snapshot, VERSION, VmInfo,
 };
 
 /// How long a monitor may take to answer.
@@ -156,6 +157,45 @@ impl Client {
         let answer = self.call(&Request::Snapshot(Snapshot { to: to.to_owned(), stop }));
         self.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(|e| self.io(e))?;
         answer.map(drop)
+    }
+
+    /// Begins to move the machine.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn migrate(&mut self, how: Migrate) -> Result<(), ClientError> {
+        self.call(&Request::Migrate(how)).map(drop)
+    }
+
+    /// How moving it is going, or went the last time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn migration_status(&mut self) -> Result<MigrationStatus, ClientError> {
+        match self.call(&Request::MigrationStatus {})? {
+            Answer::MigrationStatus(status) => Ok(status),
+            other => Err(self.foreign(format!("{other:?} is no answer to vm.migrate.status"))),
+        }
+    }
+
+    /// Gives moving it up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn cancel_migration(&mut self) -> Result<(), ClientError> {
+        self.call(&Request::MigrateCancel {}).map(drop)
+    }
+
+    /// Says which end is to have the machine, if the two cannot decide.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`].
+    pub fn resolve_migration(&mut self, side: Side) -> Result<(), ClientError> {
+        self.call(&Request::MigrateResolve(Resolve { side })).map(drop)
     }
 
     fn rdma_page(&mut self, slot: Option<&str>, first_qp: u32) -> Result<RdmaReport, ClientError> {

@@ -21,11 +21,13 @@
 
 mod client;
 mod info;
+mod migrate;
 mod protocol;
 mod rdma;
 
 pub use client::{Client, ClientError};
 pub use info::{Nic, NicTraffic, Slot, VmInfo};
+pub use migrate::{Migrate, MigrationPhase, MigrationStatus, Resolve, Side};
 pub use protocol::{
     Answer, ApiError, Done, ErrorKind, MAX_REPLY, MAX_REQUEST, Outcome, Reply, Request, Snapshot, VERSION,
     parse_request,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{RdmaReport, RdmaShow, VmInfo};
+use crate::{Migrate, MigrationStatus, RdmaReport, RdmaShow, Resolve, VmInfo};
 
 /// Version of the protocol; a change that an older end would misunderstand makes it another one.
 pub const VERSION: u32 = 1;
@@ -33,6 +33,18 @@ pub enum Request {
     /// Saves the machine.
     #[serde(rename = "vm.snapshot")]
     Snapshot(Snapshot),
+    /// Begins to move the machine.
+    #[serde(rename = "vm.migrate")]
+    Migrate(Migrate),
+    /// How that is going.
+    #[serde(rename = "vm.migrate.status")]
+    MigrationStatus {},
+    /// Gives it up.
+    #[serde(rename = "vm.migrate.cancel")]
+    MigrateCancel {},
+    /// Decides who has the machine, if the two ends cannot.
+    #[serde(rename = "vm.migrate.resolve")]
+    MigrateResolve(Resolve),
 }
 
 /// Where to save a machine, and what becomes of it.
@@ -52,7 +64,17 @@ pub struct Done {}
 
 impl Request {
     /// Names of all commands.
-    pub const METHODS: [&str; 5] = ["vm.info", "rdma.show", "vm.pause", "vm.resume", "vm.snapshot"];
+    pub const METHODS: [&str; 9] = [
+        "vm.info",
+        "rdma.show",
+        "vm.pause",
+        "vm.resume",
+        "vm.snapshot",
+        "vm.migrate",
+        "vm.migrate.status",
+        "vm.migrate.cancel",
+        "vm.migrate.resolve",
+    ];
 
     /// The request as a line, with its end.
     pub fn encode(&self, id: u64) -> String {
@@ -85,6 +107,18 @@ pub enum Answer {
     /// To [`Request::Snapshot`].
     #[serde(rename = "vm.snapshot")]
     Snapshot(Done),
+    /// To [`Request::Migrate`].
+    #[serde(rename = "vm.migrate")]
+    Migrate(Done),
+    /// To [`Request::MigrationStatus`].
+    #[serde(rename = "vm.migrate.status")]
+    MigrationStatus(MigrationStatus),
+    /// To [`Request::MigrateCancel`].
+    #[serde(rename = "vm.migrate.cancel")]
+    MigrateCancel(Done),
+    /// To [`Request::MigrateResolve`].
+    #[serde(rename = "vm.migrate.resolve")]
+    MigrateResolve(Done),
 }
 
 /// What came of a request.
@@ -239,7 +273,12 @@ mod tests {
     #[test]
     fn every_method_in_the_list_is_one() {
         for method in Request::METHODS {
-            let params = if method == "vm.snapshot" { r#"{"to":"/snapshot"}"# } else { "{}" };
+            let params = match method {
+                "vm.snapshot" => r#"{"to":"/snapshot"}"#,
+                "vm.migrate" => r#"{"to":"unix:/socket"}"#,
+                "vm.migrate.resolve" => r#"{"side":"source"}"#,
+                _ => "{}",
+            };
             let line = format!(r#"{{"version":1,"method":"{method}","params":{params}}}"#);
             let (_, request) = parse_request(line.as_bytes());
             let line = request.unwrap().encode(0);

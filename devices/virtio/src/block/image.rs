@@ -50,6 +50,7 @@ pub enum ImageError {
 /// A raw image.
 #[derive(Debug)]
 pub struct RawImage {
+    path: PathBuf,
     file: File,
     sectors: u64,
     read_only: bool,
@@ -62,6 +63,12 @@ pub struct RawImage {
 ///
 /// [`ImageError`] names the file and what is wrong with it.
 pub fn open_image(path: &Path, read_only: bool) -> Result<(File, u64), ImageError> {
+    let (file, sectors) = open_unlocked(path, read_only)?;
+    lock(&file, path, read_only)?;
+    Ok((file, sectors))
+}
+
+fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, u64), ImageError> {
     let open_error = |source| ImageError::Open { path: path.into(), source };
     // Before opening, because opening a pipe waits for its other end.
     let kind = path.metadata().map_err(open_error)?.file_type();
@@ -69,16 +76,19 @@ pub fn open_image(path: &Path, read_only: bool) -> Result<(File, u64), ImageErro
         return Err(ImageError::Kind(path.into()));
     }
     let mut file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(open_error)?;
-    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-    match locked {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Err(ImageError::Locked(path.into())),
-        // Some network file systems have no locks.
-        Err(TryLockError::Error(error)) if is_unsupported(&error) => {}
-        Err(TryLockError::Error(source)) => return Err(open_error(source)),
-    }
     let sectors = image_sectors(&mut file, path)?;
     Ok((file, sectors))
+}
+
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), ImageError> {
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(ImageError::Locked(path.into())),
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(error)) if is_unsupported(&error) => Ok(()),
+        Err(TryLockError::Error(source)) => Err(ImageError::Open { path: path.into(), source }),
+    }
 }
 
 /// How many sectors an image has at present.
@@ -104,8 +114,42 @@ impl RawImage {
     ///
     /// [`ImageError`] names the file and what is wrong with it.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ImageError> {
-        let (file, sectors) = open_image(path, read_only)?;
-        Ok(Self { file, sectors, read_only })
+        let image = Self::open_unlocked(path, read_only)?;
+        image.lock()?;
+        Ok(image)
+    }
+
+    /// Opens `path` while another process may still use it: nothing may be read or written before [`RawImage::lock`].
+    ///
+    /// # Errors
+    ///
+    /// [`ImageError`] names the file and what is wrong with it.
+    pub fn open_unlocked(path: &Path, read_only: bool) -> Result<Self, ImageError> {
+        let (file, sectors) = open_unlocked(path, read_only)?;
+        Ok(Self { path: path.into(), file, sectors, read_only })
+    }
+
+    /// Takes the image for this process.
+    ///
+    /// # Errors
+    ///
+    /// [`ImageError::Locked`] when another process has it.
+    pub fn lock(&self) -> Result<(), ImageError> {
+        lock(&self.file, &self.path, self.read_only)
+    }
+
+    /// Makes all that was written durable, and lets another process take the image. Nothing may be read or written until
+    /// [`RawImage::lock`] is called again.
+    ///
+    /// # Errors
+    ///
+    /// When writing fails; this process then keeps the image.
+    pub fn release(&self) -> io::Result<()> {
+        self.sync_if(!self.read_only)?;
+        match self.file.unlock() {
+            Err(error) if !is_unsupported(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn carry_out(&self, operation: &Operation) -> Result<(), Failure> {
@@ -113,13 +157,13 @@ impl RawImage {
             Operation::Read { offset, ref data } => self.read(offset, data),
             Operation::Write { offset, ref data, durable } => {
                 self.write(offset, data)?;
-                self.sync_if(durable)
+                Ok(self.sync_if(durable)?)
             }
-            Operation::Flush => self.sync_if(!self.read_only),
+            Operation::Flush => Ok(self.sync_if(!self.read_only)?),
             Operation::Discard { offset, length } => self.discard(offset, length),
             Operation::WriteZeroes { offset, length, unmap, durable } => {
                 self.write_zeroes(offset, length, unmap)?;
-                self.sync_if(durable)
+                Ok(self.sync_if(durable)?)
             }
         }
     }
@@ -163,8 +207,8 @@ impl RawImage {
         Ok(fallocate(&self.file, mode, true, offset, length)?)
     }
 
-    fn sync_if(&self, wanted: bool) -> Result<(), Failure> {
-        if wanted { Ok(self.file.sync_data()?) } else { Ok(()) }
+    fn sync_if(&self, wanted: bool) -> io::Result<()> {
+        if wanted { self.file.sync_data() } else { Ok(()) }
     }
 }
 

@@ -139,7 +139,7 @@ fn target_with(acts: &[Act]) {
                 let message = message(header, body, wanted.filter(|_| *fits));
                 let conn = ConnId(u64::from(*conn) % CONNS);
                 match damaged {
-                    true => target.damaged(conn, message, now),
+                    true => target.refused(conn, message, Status::Digest, now),
                     false => target.message(conn, message, now),
                 }
             }

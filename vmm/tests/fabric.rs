@@ -16,8 +16,12 @@ struct Target {
 
 impl Target {
     fn start(listen: &str, exports: &[&str]) -> Self {
+        Self::start_with(listen, &[], exports)
+    }
+
+    fn start_with(listen: &str, words: &[&str], exports: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_verbena"));
-        command.args(["target", "--listen", listen]);
+        command.args(["target", "--listen", listen]).args(words);
         exports.iter().for_each(|export| {
             command.args(["--export", export]);
         });
@@ -94,6 +98,45 @@ fn a_disk_is_exported_and_used_from_the_command_line() {
     assert_eq!(rest, "");
 }
 
+/// The same over RDMA: target and initiator are ports of a switch. Each is the only one of its address, so a second initiator
+/// waits for the first to end, as here.
+#[test]
+fn a_disk_is_used_by_rdma() {
+    let directory = tempfile::tempdir().unwrap();
+    image(directory.path()).set_len(4 << 20).unwrap();
+    let socket = directory.path().join("lan.sock");
+    let mut switch = Command::new(env!("CARGO_BIN_EXE_verbena"))
+        .arg("switch")
+        .arg("--socket")
+        .arg(&socket)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let port = |n: u8| format!("link=switch:{},ip=10.0.0.{n}", socket.display());
+    let export = format!("disk0,path={},queues=2", directory.path().join("d.img").display());
+    let target = Target::start_with("rdma://10.0.0.9", &["--net", &port(9)], &[&export]);
+    assert_eq!(target.url, "rdma://10.0.0.9:8549");
+    let disk = format!("{}/disk0", target.url);
+    let fabric = |words: &[&str]| fabric(&[words, &["--net", &port(8)]].concat());
+
+    let list = fabric(&["list", &target.url]);
+    assert!(text(&list).contains("disk          2  disk0\n"), "{}", text(&list));
+    let inspected = fabric(&["inspect", &disk]);
+    assert!(text(&inspected).contains("size      4194304 bytes, read and write"), "{}", text(&inspected));
+    let verified = fabric(&["verify", &disk, "--overwrite", "--offset", "1M"]);
+    assert!(verified.status.success(), "{}", text(&verified));
+    let bench = fabric(&["bench", &disk, "--seconds", "0", "--depth", "4"]);
+    let promised = "for each request: 1.00 messages sent, 1.00 received, 1.00 keys named";
+    assert!(bench.status.success() && text(&bench).contains("requests in"), "{}", text(&bench));
+    let bench = fabric(&["bench", &disk, "--seconds", "1", "--depth", "4"]);
+    assert!(text(&bench).contains(promised), "{}", text(&bench));
+    let _ = switch.kill();
+    let _ = switch.wait();
+}
+
 #[test]
 fn mistakes_are_named() {
     let directory = tempfile::tempdir().unwrap();
@@ -113,7 +156,8 @@ fn mistakes_are_named() {
         (&["bench", &disk, "--block-size", "8M"], 2, "block size of 8M is not possible"),
         (&["list", "tcp://127.0.0.1:1"], 1, "refused"),
         (&["inspect", "tcp://127.0.0.1:1/x", "--timeout", "0"], 1, "refused"),
-        (&["list", "rdma://host"], 2, "does not begin with tcp://"),
+        (&["list", "http://host"], 2, "does not begin with tcp:// or rdma://"),
+        (&["list", "rdma://10.0.0.1"], 2, "RDMA leaves by a port of its own"),
     ] {
         let output = fabric(words);
         assert_eq!(output.status.code(), Some(status), "{words:?}: {}", text(&output));

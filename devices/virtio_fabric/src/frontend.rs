@@ -17,8 +17,8 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_RNG};
 
 use crate::initiator::{Config, Filled, Output, Token};
-use crate::tcp::Client;
 use crate::wire::Status;
+use crate::{Client, Via};
 
 /// Features of device types; those of rings and transports are between driver and this machine. Configuration that a
 /// driver writes is not carried.
@@ -87,11 +87,11 @@ impl Remote {
     /// # Errors
     ///
     /// [`RemoteError`].
-    pub fn connect(config: Config, addresses: Vec<SocketAddr>) -> Result<Self, RemoteError> {
+    pub fn connect(config: Config, via: Via, addresses: Vec<SocketAddr>) -> Result<Self, RemoteError> {
         let name = config.target.as_str().to_owned();
         let config =
             Config { driver_features: CARRIED | 1 << VIRTIO_F_VERSION_1, repeatable: true, ..config };
-        let mut client = Client::new(config, addresses.clone())?;
+        let mut client = Client::new(config, via, addresses.clone())?;
         let poll = client.as_fd().try_clone_to_owned()?;
         let mut space = Vec::new();
         let (id, features) = loop {

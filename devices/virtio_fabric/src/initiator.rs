@@ -231,7 +231,8 @@ impl Initiator {
         let backlog = self.config.backlog;
         let queue = self.queues.get_mut(usize::from(vq)).ok_or(SubmitError::NoQueue(vq))?;
         let short = queue.limits.is_none_or(|limits| {
-            total <= limits.max_xfer.into() && out.len() as u64 <= limits.max_out_inline.into()
+            let inline = limits.max_out_descs > 0 || out.len() as u64 <= limits.max_out_inline.into();
+            inline && total <= limits.max_xfer.into()
         });
         if !short || u32::try_from(total).is_err() {
             return Err(SubmitError::TooLong(total));

@@ -1,11 +1,13 @@
 //! Virtio over fabrics: a virtio device's queues carried over RDMA or TCP to a remote target.
 //!
 //! `docs/virtio-over-fabrics.md` is the specification. [`wire`] is the codec of both profiles; [`target`] and
-//! [`initiator`] are the two ends as state machines without sockets and clocks, for streams. [`tcp`] gives them sockets,
-//! [`export`] gives a target devices, and
-//! [`frontend`] makes a device of a target one of this machine.
+//! [`initiator`] are the two ends as state machines without sockets and clocks: they speak of messages with all their data.
+//! `tcp` carries those as they are; `rdma` names memory for what is long and writes it there. [`Client`] is an initiator
+//! with its connections, [`Server`] a target with its connections and what it exports ([`export`]). Neither has a thread: each
+//! is a descriptor that is readable when there is something to do, and a call that does it without waiting, so both fit
+//! into anybody's event loop. [`frontend`] makes a device of a target one of this machine.
 //!
-//! Not here yet: RDMA (keys, immediate data, slots), authentication and TLS, reset of one virtqueue, export of device
+//! Not here yet: slots and the base profile over RDMA, authentication and TLS, reset of one virtqueue, export of device
 //! state.
 //!
 //! # Trust
@@ -15,17 +17,25 @@
 
 #![forbid(unsafe_code)]
 
+mod client;
 pub mod export;
 pub mod frontend;
 pub mod initiator;
+mod rdma;
+mod server;
 pub mod target;
-pub mod tcp;
+mod tcp;
+mod transport;
 pub mod wire;
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use client::{Client, discover};
+pub use rdma::OperationCounts;
+pub use server::Server;
+pub use transport::{Listen, Via};
 use wire::HEADER;
 
 /// Names a connection; the numbers are those of whoever opens or accepts it.
@@ -46,6 +56,22 @@ impl Message {
     pub fn bare(header: [u8; HEADER]) -> Self {
         Message { header, body: Bytes::new() }
     }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A control queue.
+    Control,
+    /// A virtqueue.
+    Queue {
+        /// Of which instance.
+        instance: u16,
+        /// Which.
+        vq: u16,
+        /// The size that is wanted; 0 is the largest.
+        size: u16,
+    },
 }
 
 /// How messages of a connection are carried once both sides know the extension's frames.

@@ -171,16 +171,16 @@ impl Target {
         self.received(conn, message, None, now);
     }
 
-    /// A whole message arrived whose body has a wrong checksum. Its command fails.
-    pub fn damaged(&mut self, conn: ConnId, message: Message, now: Duration) {
-        self.received(conn, message, Some(Status::Digest), now);
+    /// A message arrived whose command cannot be carried out, for this reason. Its body means nothing.
+    pub fn refused(&mut self, conn: ConnId, message: Message, why: Status, now: Duration) {
+        self.received(conn, message, Some(why), now);
     }
 
     fn received(&mut self, conn: ConnId, message: Message, damage: Option<Status>, now: Duration) {
         let Some((role, session_id)) = self.conns.get(&conn).copied() else { return };
         let Message { header, body } = message;
         let command = match Command::parse(&header) {
-            Ok(command) if command.request.stream_body() == body.len() as u64 => command,
+            Ok(command) if damage.is_some() || command.request.stream_body() == body.len() as u64 => command,
             Ok(_) => return self.refuse(conn, Status::Protocol, now),
             Err(_) => {
                 if !matches!(role, Role::Pending(_)) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use driver::*;
 use rig::{LIMIT, Rig, SIZE};
 use virtio::VirtioDevice;
+use virtio_fabric::Via;
 use virtio_fabric::frontend::{Remote, RemoteError};
 use virtio_fabric::initiator::Config;
 use virtio_fabric::target::FEATURES;
@@ -40,7 +41,7 @@ struct Guest {
 }
 
 fn guest(rig: &Rig, config: Config) -> Guest {
-    let remote = Arc::new(Remote::connect(config, vec![rig.address]).unwrap());
+    let remote = Arc::new(Remote::connect(config, rig.via(), vec![rig.address]).unwrap());
     let mut driver = Driver::new(Arc::clone(&remote) as Arc<dyn VirtioDevice>);
     let features = VERSION_1 | driver.device_features() & F_FLUSH;
     driver.start(features, 64);
@@ -210,11 +211,11 @@ fn nothing_touches_memory_after_a_reset() {
 #[test]
 fn what_is_not_there_has_a_name() {
     let rig = Rig::new(FEATURES);
-    let error = Remote::connect(rig.config("tape"), vec![rig.address]).unwrap_err();
+    let error = Remote::connect(rig.config("tape"), rig.via(), vec![rig.address]).unwrap_err();
     assert!(matches!(error, RemoteError::Refused { status: Status::NoTarget, .. }), "{error}");
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = Config { loss_timeout: Duration::from_secs(2), ..rig.config("disk0") };
-    let error = Remote::connect(config, vec![nobody]).unwrap_err();
+    let error = Remote::connect(config, Via::Tcp, vec![nobody]).unwrap_err();
     assert!(error.to_string().contains("refused"), "{error}");
     let mut rng = guest(&rig, rig.config("rng"));
     rng.driver.submit(0, &[(BODY, 64, true)]);

@@ -11,18 +11,22 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use virtio_fabric::export::{Disk, DiskOptions, Entropy, Export};
 use virtio_fabric::target::Config;
-use virtio_fabric::tcp::Server;
 use virtio_fabric::wire::Name;
+use virtio_fabric::{Listen, Server};
 
 use crate::config::key_value::parse;
-use crate::config::{ExportConfig, ExportKind, FabricUrl};
+use crate::config::{ExportConfig, ExportKind, FabricUrl, NetConfig, Scheme};
 use crate::error::{Error, Exit, Result};
+use crate::fabric::{TARGET_ARENA, open_port};
 
 const EXAMPLES: &str = "\
 Examples:
   verbena target --listen tcp://0.0.0.0 --export name=disk0,path=disk.img --export name=iso,path=cd.iso,readonly
   verbena fabric list tcp://HOST
   verbena run … --fabric-disk tcp://HOST/disk0
+  verbena target --listen rdma://10.0.0.9 --net link=switch:/tmp/lan.sock,ip=10.0.0.9 --export name=disk0,path=disk.img
+  verbena fabric inspect rdma://10.0.0.9/disk0 --net link=switch:/tmp/lan.sock,ip=10.0.0.8
+  verbena run … --fabric-disk target=rdma://10.0.0.9/disk0,link=switch:/tmp/lan.sock,ip=10.0.0.8
 
 Whoever can reach the address can use what is exported: there is no authentication and no encryption yet, so listen where
 only friends are. Two writers of one disk must know of each other.
@@ -37,9 +41,13 @@ const DEPTH: u32 = 256;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Command {
-    /// Where to listen: tcp://ADDRESS[:PORT] [default port: 8549]
+    /// Where to listen: tcp://ADDRESS[:PORT] or rdma://ADDRESS[:PORT] [default port: 8549]
     #[arg(long, value_name = "URL")]
     listen: FabricUrl,
+
+    /// The port that RDMA comes by: link=switch:PATH,ip=ADDRESS and what else `verbena run --help` says of --net
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
+    net: Option<NetConfig>,
 
     /// A device: name=NAME,path=FILE,readonly=on|off,queues=N,id=TEXT or name=NAME,device=rng; repeat for more
     ///
@@ -57,19 +65,16 @@ impl Command {
     pub(super) fn run(self) -> Result<Exit> {
         let config = Config::default();
         let exports = self.exports(&config)?;
-        let addresses = self.listen.addresses()?;
         let failed = |action: &str| {
             let action = action.to_owned();
             move |e: std::io::Error| Error::io(action, e)
         };
-        let listener =
-            TcpListener::bind(&addresses[..]).map_err(failed(&format!("listen at {}", self.listen)))?;
-        let address = listener.local_addr().map_err(failed("listen"))?;
+        let (at, shown) = self.listen()?;
         let io = FileIo::new(DEPTH).map_err(failed("set up file access"))?;
-        let mut server = Server::new(config, listener, exports, io).map_err(failed("set up the target"))?;
+        let mut server = Server::new(config, at, exports, io).map_err(failed("set up the target"))?;
         let wishes = Wishes::watch()?;
         // For scripts that wait for it, or asked for port 0.
-        super::write_out(&format!("listening at tcp://{address}\n"))?;
+        super::write_out(&format!("listening at {shown}\n"))?;
         loop {
             let left = server.drain_time();
             if left == Some(Duration::ZERO) {
@@ -96,6 +101,24 @@ impl Command {
                 server.drain(Duration::from_secs(self.drain));
             }
         }
+    }
+
+    /// Where it listens, and the same for people.
+    fn listen(&self) -> Result<(Listen, String)> {
+        let failed = |e| Error::io(format!("listen at {}", self.listen), e);
+        if self.listen.scheme == Scheme::Tcp {
+            let listener = TcpListener::bind(&self.listen.addresses()?[..]).map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            return Ok((Listen::Tcp(listener), format!("tcp://{address}")));
+        }
+        // The port has one address, which is the one to listen at.
+        let host = self.listen.host.parse().ok();
+        let net = self.net.clone().map(|net| NetConfig { ip: net.ip.or(host), ..net });
+        if net.as_ref().is_some_and(|net| net.ip != host) {
+            return Err(Error::Usage(format!("{} is not the address of --net", self.listen.host)));
+        }
+        let port = open_port(net.as_ref(), TARGET_ARENA)?;
+        Ok((Listen::Rdma(port, self.listen.port), self.listen.to_string()))
     }
 
     fn exports(&self, config: &Config) -> Result<Vec<Box<dyn Export>>> {

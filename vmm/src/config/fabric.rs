@@ -1,20 +1,38 @@
-//! `--fabric-disk target=tcp://host/disk0,queues=2`, `--export name=disk0,path=disk.img`: virtio over fabrics.
+//! `--fabric-disk target=tcp://host/disk0,queues=2`, `--fabric-disk target=rdma://10.0.0.9/disk0,link=switch:/s,ip=10.0.0.8`, `--export name=disk0,path=disk.img`: virtio over fabrics.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use device_model::net::MacAddr;
+use host_io::port::Backend;
 use serde::Deserialize;
 use virtio_fabric::wire::{Name, PORT};
 
 use super::key_value::Keyed;
-use super::values::{from_text, on_off};
+use super::net::NetConfig;
+use super::values::{from_text, on_off, optional_from_text};
 use crate::error::{Error, Result};
 
-/// Where a target is, and which of its devices is meant: `tcp://HOST[:PORT][/NAME]`.
+/// What carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// TCP of this host.
+    Tcp,
+    /// RDMA, from a port of this process's own.
+    Rdma,
+}
+
+impl Scheme {
+    const ALL: [(Self, &'static str); 2] = [(Self::Tcp, "tcp://"), (Self::Rdma, "rdma://")];
+}
+
+/// Where a target is, and which of its devices is meant: `tcp://HOST[:PORT][/NAME]`, or `rdma://` and an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricUrl {
+    /// How it is reached.
+    pub scheme: Scheme,
     /// Name or address.
     pub host: String,
     /// Port.
@@ -55,8 +73,9 @@ impl FromStr for FabricUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = |why: &str| format!("`{text}` is not tcp://HOST[:PORT][/NAME]: {why}");
-        let rest = text.strip_prefix("tcp://").ok_or_else(|| bad("it does not begin with tcp://"))?;
+        let bad = |why: &str| format!("`{text}` is not tcp://HOST[:PORT][/NAME] or rdma://…: {why}");
+        let found = Scheme::ALL.iter().find_map(|(scheme, head)| Some((*scheme, text.strip_prefix(head)?)));
+        let (scheme, rest) = found.ok_or_else(|| bad("it does not begin with tcp:// or rdma://"))?;
         let (authority, device) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
@@ -68,18 +87,22 @@ impl FromStr for FabricUrl {
         if host.is_empty() {
             return Err(bad("it has no host"));
         }
+        if scheme == Scheme::Rdma && host.parse::<IpAddr>().is_err() {
+            return Err(bad("names are not looked up there: give an IP address"));
+        }
         let device = Name::new(device).map_err(|error| bad(&error.to_string()))?;
-        Ok(Self { host: host.to_owned(), port, device })
+        Ok(Self { scheme, host: host.to_owned(), port, device })
     }
 }
 
 impl fmt::Display for FabricUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port, device } = self;
+        let Self { scheme, host, port, device } = self;
+        f.write_str(if *scheme == Scheme::Tcp { "tcp" } else { "rdma" })?;
         if host.contains(':') {
-            write!(f, "tcp://[{host}]:{port}")?
+            write!(f, "://[{host}]:{port}")?
         } else {
-            write!(f, "tcp://{host}:{port}")?
+            write!(f, "://{host}:{port}")?
         }
         if device.as_str().is_empty() { Ok(()) } else { write!(f, "/{}", device.as_str()) }
     }
@@ -92,6 +115,14 @@ pub struct FabricDiskConfig {
     /// Which.
     #[serde(deserialize_with = "from_text")]
     pub target: FabricUrl,
+    /// Of a target that is reached by RDMA: what the port of this process is plugged into.
+    #[serde(default, deserialize_with = "optional_from_text")]
+    pub link: Option<Backend>,
+    /// The port's Ethernet address; a random, locally administered one by default.
+    #[serde(default, deserialize_with = "optional_from_text")]
+    pub mac: Option<MacAddr>,
+    /// The port's IP address.
+    pub ip: Option<IpAddr>,
     /// Queues, as far as the target has them; one for each CPU by default.
     pub queues: Option<u16>,
     /// Seconds that requests wait for a target that is lost before they fail.
@@ -101,6 +132,17 @@ pub struct FabricDiskConfig {
 
 impl Keyed for FabricDiskConfig {
     const MAIN_KEY: &'static str = "target";
+}
+
+impl FabricDiskConfig {
+    /// The port by which the target is reached, if that is by RDMA.
+    pub fn net(&self) -> Option<NetConfig> {
+        self.link.clone().map(|link| NetConfig {
+            mac: self.mac,
+            ip: self.ip,
+            ..NetConfig::plugged_into(link)
+        })
+    }
 }
 
 fn ten_minutes() -> u64 {
@@ -159,6 +201,7 @@ mod tests {
             ("tcp://10.0.0.1:99/a/b", "tcp://10.0.0.1:99/a/b"),
             ("tcp://[::1]/disk0", "tcp://[::1]:8549/disk0"),
             ("tcp://[::1]:7", "tcp://[::1]:7"),
+            ("rdma://10.0.0.1/disk0", "rdma://10.0.0.1:8549/disk0"),
         ] {
             let url: FabricUrl = text.parse().unwrap();
             assert_eq!(url.to_string(), shown);
@@ -180,7 +223,10 @@ mod tests {
     #[test]
     fn disks_and_exports_have_defaults() {
         let disk: FabricDiskConfig = parse("tcp://host/disk0").unwrap();
-        assert_eq!((disk.queues, disk.timeout), (None, 600));
+        assert_eq!((disk.queues, disk.timeout, disk.net()), (None, 600, None));
+        let disk: FabricDiskConfig = parse("rdma://10.0.0.9/d,link=switch:/s,ip=10.0.0.8").unwrap();
+        let net = disk.net().unwrap();
+        assert_eq!((net.ip, net.shares_memory_at().is_some()), (disk.ip, true));
         let export: ExportConfig = parse("disk0,path=a.img,readonly").unwrap();
         assert!(export.readonly && export.queues == 4 && export.device == ExportKind::Disk);
         assert_eq!(parse::<ExportConfig>("rng0,device=rng").unwrap().device, ExportKind::Rng);

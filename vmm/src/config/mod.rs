@@ -14,7 +14,7 @@ mod storage;
 pub mod values;
 mod vm;
 
-pub use fabric::{ExportConfig, ExportKind, FabricDiskConfig, FabricUrl};
+pub use fabric::{ExportConfig, ExportKind, FabricDiskConfig, FabricUrl, Scheme};
 pub use memory::MemoryConfig;
 pub use net::{NetConfig, ProviderKind};
 pub use options::RunOptions;

@@ -62,6 +62,23 @@ impl Keyed for NetConfig {
 }
 
 impl NetConfig {
+    /// A slot with all the defaults but what it is plugged into.
+    pub fn plugged_into(link: Backend) -> Self {
+        Self {
+            id: None,
+            mac: None,
+            link,
+            mtu: None,
+            rdma: true,
+            provider: ProviderKind::Engine,
+            device: None,
+            direct: true,
+            capture: None,
+            ip: None,
+            impair: None,
+        }
+    }
+
     /// The host device that the slot mirrors onto, and the addresses its guest may have there.
     ///
     /// # Errors

@@ -47,6 +47,8 @@ pub struct RunOptions {
 
     /// Disk at a target (virtio over fabrics): target=tcp://HOST[:PORT]/NAME,queues=N,timeout=SECONDS; repeat for more
     ///
+    /// By RDMA it is target=rdma://ADDRESS[:PORT]/NAME,link=switch:PATH,ip=ADDRESS,mac=MAC: this process has a port of its own
+    /// then, with that address.
     /// What the guest asks of the disk is carried to a `verbena target`. The guest sees an ordinary virtio-blk disk, behind
     /// those of --disk, with up to N queues (one a CPU by default). If the target is lost, requests wait until it is back,
     /// for SECONDS (600 by default) before they fail.

@@ -34,6 +34,23 @@ pub struct NicPort {
     pub(super) direct: Option<Direct>,
 }
 
+impl NicPort {
+    /// The Ethernet address.
+    pub fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    /// The link.
+    pub fn link(&self) -> &Arc<dyn Link> {
+        &self.link
+    }
+
+    /// The switch by which memory is shared with other machines, if it may be.
+    pub fn shares_memory_at(&self) -> Option<&std::path::Path> {
+        self.direct.as_ref().map(|direct| direct.switch.as_path())
+    }
+}
+
 /// What channels to other machines are made of.
 pub(super) struct Direct {
     /// Socket of the switch.

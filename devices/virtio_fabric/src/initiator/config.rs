@@ -23,6 +23,8 @@ pub struct Config {
     pub queue_size: u16,
     /// Most buffers of a virtqueue that wait for room in its window.
     pub backlog: usize,
+    /// Over RDMA, the largest completion of a virtqueue that can be received; 0 over streams.
+    pub receives: u32,
     /// Keep-alive time-out; zero is none.
     pub keepalive: Duration,
     /// How long the target shall keep the session without connections.
@@ -54,6 +56,7 @@ impl Default for Config {
             queues: 1,
             queue_size: 0,
             backlog: 1024,
+            receives: 0,
             keepalive: Duration::from_secs(5),
             session_life: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(3),

@@ -94,6 +94,7 @@ impl Initiator {
             epoch: self.epoch,
             resume_ms: millis(self.config.session_life),
             host_id: self.config.host_id,
+            max_in_msg: self.config.receives,
             ..Extension::default()
         };
         let offered = self.config.features.contains(Features::BASE);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::control::{Current, Op};
 use super::queue::Link;
 use super::{Initiator, Output, Phase};
-use crate::wire::{Command, Completion, Event, Features, HEADER, Opcode, Request, Status};
-use crate::{ConnId, Message};
+use crate::wire::{Command, Completion, Event, Features, HEADER, NEW_INSTANCE, Opcode, Request, Status};
+use crate::{ConnId, Message, Purpose};
 
 /// Most bytes of a body on a control queue.
 pub(super) const MAX_CONTROL_BODY: u64 = 4096;
@@ -84,6 +84,18 @@ impl Initiator {
         };
         let completion = Completion::parse(opcode, header).ok()?;
         Some(completion.stream_body()).filter(|bytes| *bytes <= most)
+    }
+
+    /// What a connection is for.
+    pub fn purpose(&self, conn: ConnId) -> Purpose {
+        match self.queue_of(conn) {
+            Some(vq) => Purpose::Queue {
+                instance: self.granted.map_or(NEW_INSTANCE, |granted| granted.instance),
+                vq,
+                size: self.config.queue_size,
+            },
+            None => Purpose::Control,
+        }
     }
 
     fn queue_of(&self, conn: ConnId) -> Option<u16> {

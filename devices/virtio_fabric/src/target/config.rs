@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::wire::{Features, Name};
+use crate::wire::{Features, Name, VqxLimits};
 
 /// A device that is exported.
 #[derive(Clone, Debug)]
@@ -50,12 +50,15 @@ pub struct Config {
     pub max_executing_total: u64,
     /// Most writable bytes of one command that are kept in case the connection is lost.
     pub replay_limit: usize,
+    /// What a command may be over RDMA; none over streams.
+    pub rdma: Option<VqxLimits>,
 }
 
 /// Every transport feature that this target knows.
 pub const FEATURES: Features = Features::BASE
     .union(Features::INLINE_OUT)
     .union(Features::TAIL_IN)
+    .union(Features::IMM_COMP)
     .union(Features::RESUME)
     .union(Features::ABORT_RESET)
     .union(Features::BULK_CONFIG)
@@ -78,6 +81,7 @@ impl Default for Config {
             max_executing: 8 << 20,
             max_executing_total: 256 << 20,
             replay_limit: 512,
+            rdma: None,
         }
     }
 }

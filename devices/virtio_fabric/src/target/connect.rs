@@ -115,7 +115,12 @@ impl Target {
 
     /// What is granted of the features that an initiator wants.
     pub(super) fn granted(&self, wanted: Features) -> Features {
-        wanted.intersection(self.config.features).intersection(Features::EXTENSION).consistent()
+        let carried = match self.config.rdma {
+            Some(_) => Features::all().difference(Features::FRAME | Features::DIGEST),
+            None => Features::all().difference(Features::IMM_COMP),
+        };
+        let granted = wanted.intersection(self.config.features).intersection(carried);
+        granted.intersection(Features::EXTENSION).consistent()
     }
 
     /// Which device a Connect is about.

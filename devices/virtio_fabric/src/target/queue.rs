@@ -26,6 +26,15 @@ struct Buffer {
 impl Target {
     /// What was agreed on for a virtqueue of a device.
     pub(super) fn limits(&self, device: usize) -> VqxLimits {
+        let stream = self.stream_limits(device);
+        match self.config.rdma {
+            Some(rdma) => VqxLimits { out_split: stream.out_split, max_xfer: stream.max_xfer, ..rdma },
+            None => stream,
+        }
+    }
+
+    /// The same for buffers that come with all their readable bytes.
+    fn stream_limits(&self, device: usize) -> VqxLimits {
         VqxLimits {
             max_out_inline: self.config.max_xfer,
             max_xfer: self.config.max_xfer,
@@ -56,14 +65,18 @@ impl Target {
             }
             Request::Vq { out_length, in_length } if !extended => {
                 let long = u64::from(out_length) + u64::from(in_length) > self.config.max_xfer.into();
-                let refused = long.then_some(Status::OutBuffer);
+                let refused = damage.or(long.then_some(Status::OutBuffer));
                 Buffer { id: command.id, turn: 0, in_length, out: body, refused }
             }
             Request::Vqx(vqx) if extended => {
-                let limits = self.limits(session.device);
-                let (out, refused) = match VqxMessage::parse(&vqx, &body, &limits, true) {
+                let limits = self.stream_limits(session.device);
+                let parsed = match damage {
+                    Some(status) => Err(Error::Limit("refused", status)),
+                    None => VqxMessage::parse(&vqx, &body, &limits, true),
+                };
+                let (out, refused) = match parsed {
                     // Head and rest are one on a stream.
-                    Ok(_) => (body, damage),
+                    Ok(_) => (body, None),
                     Err(Error::Limit(_, status)) => (Bytes::new(), Some(status)),
                     Err(_) => return self.refuse(conn, Status::Protocol, now),
                 };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::stream::{State, Stream};
-use crate::wire::{HEADER, Redirect};
-use crate::{ConnId, Framing, Message};
+use crate::ConnId;
+use crate::transport::{Action, Engine};
+use crate::wire::Redirect;
 
 /// Messages taken from a connection before the others have their turn.
 const TURN: usize = 64;
@@ -27,41 +28,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 const TIMER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 
-/// What an engine wants of its connections.
-pub(super) enum Action {
-    Open(ConnId, Option<Redirect>),
-    Send(ConnId, Message),
-    Framed(ConnId, Framing),
-    Close(ConnId),
-}
-
-/// An engine, as its connections see it.
-pub(super) trait Engine {
-    /// Where to connect to.
-    fn address(&mut self, to: Option<Redirect>) -> Option<SocketAddr>;
-    /// A connection came in.
-    fn accepted(&mut self, conn: ConnId, now: Duration);
-    /// A connection that was to be opened is there.
-    fn connected(&mut self, conn: ConnId, now: Duration);
-    /// A connection is gone, or could not be opened.
-    fn lost(&mut self, conn: ConnId, why: &io::Error, now: Duration);
-    /// Bytes behind a header; `None` if it must not be there.
-    fn body_bytes(&self, conn: ConnId, header: &[u8; HEADER]) -> Option<u64>;
-    /// A message arrived; `intact` is whether its checksum is right.
-    fn message(&mut self, conn: ConnId, message: Message, intact: bool, now: Duration);
-    /// Whether it has room for more messages of a connection.
-    fn has_room(&self, conn: ConnId) -> bool;
-    /// The next thing to do.
-    fn action(&mut self) -> Option<Action>;
-    /// Time has passed.
-    fn tick(&mut self, now: Duration);
-    /// When [`Engine::tick`] has something to do.
-    fn deadline(&self) -> Option<Duration>;
-}
-
 /// The connections.
 #[derive(Debug)]
-pub(super) struct Sockets {
+pub(crate) struct Sockets {
     /// Readable when any of them, or the timer, is ready.
     poll: OwnedFd,
     timer: Timer,

@@ -44,6 +44,7 @@ pub fn target_config() -> target::Config {
         max_executing: 1 << 20,
         max_executing_total: 1 << 20,
         replay_limit: 4096,
+        rdma: None,
     }
 }
 
@@ -57,6 +58,7 @@ pub fn initiator_config() -> initiator::Config {
         queues: 2,
         queue_size: 0,
         backlog: 64,
+        receives: 0,
         keepalive: Duration::from_secs(5),
         session_life: Duration::from_secs(30),
         connect_timeout: Duration::from_secs(3),

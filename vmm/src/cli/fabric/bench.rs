@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
+use virtio_fabric::OperationCounts;
 use virtio_fabric::initiator::Token;
 
 use super::Common;
@@ -70,9 +71,14 @@ impl Bench {
                 disk.max_request()
             )));
         }
+        let before = disk.counts();
         let mut latencies = self.load(&mut disk, blocks, writes)?;
         latencies.1.sort_unstable();
-        super::super::write_out(&self.report(latencies.0, &latencies.1))
+        let mut text = self.report(latencies.0, &latencies.1);
+        if let Some((after, before)) = disk.counts().zip(before) {
+            text.push_str(&operations(after, before, latencies.1.len()));
+        }
+        super::super::write_out(&text)
     }
 
     /// Keeps the disk busy; how long it took, and how long each request.
@@ -130,4 +136,15 @@ impl Bench {
             at(1.0)
         )
     }
+}
+
+/// What this side did for each request.
+fn operations(after: OperationCounts, before: OperationCounts, requests: usize) -> String {
+    let each = |after: u64, before: u64| (after - before) as f64 / requests.max(1) as f64;
+    format!(
+        "for each request: {:.2} messages sent, {:.2} received, {:.2} keys named\n",
+        each(after.sends, before.sends),
+        each(after.received, before.received),
+        each(after.keys, before.keys)
+    )
 }

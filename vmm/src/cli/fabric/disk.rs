@@ -9,12 +9,12 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_fabric::initiator::{Filled, Output, SubmitError, Token};
-use virtio_fabric::tcp::Client;
 use virtio_fabric::wire::{Features, Status};
+use virtio_fabric::{Client, OperationCounts};
 
 use super::Common;
 use crate::error::{Error, Result};
-use crate::fabric::client_config;
+use crate::fabric::{client_config, via};
 
 /// Bytes of a sector.
 pub(super) const SECTOR: u64 = 512;
@@ -48,8 +48,9 @@ impl RemoteDisk {
         if common.digest {
             config.features |= Features::DIGEST;
         }
+        let via = via(&url, common.net.as_ref())?;
         let client =
-            Client::new(config, url.addresses()?).map_err(|e| Error::io("set up a connection", e))?;
+            Client::new(config, via, url.addresses()?).map_err(|e| Error::io("set up a connection", e))?;
         let mut disk = Self {
             client,
             url: url.to_string(),
@@ -84,6 +85,11 @@ impl RemoteDisk {
     /// Size in bytes.
     pub(super) fn size(&self) -> u64 {
         self.config.first_chunk().map_or(0, |sectors| u64::from_le_bytes(*sectors)).saturating_mul(SECTOR)
+    }
+
+    /// What was done by RDMA.
+    pub(super) fn counts(&self) -> Option<OperationCounts> {
+        self.client.counts()
     }
 
     /// Most bytes of a read or write.
@@ -160,6 +166,11 @@ impl RemoteDisk {
             result.map_err(|status| Error::Failure(format!("{}: request failed: {status:?}", self.url)))?;
         if filled.tail.is_empty() && !filled.data.is_empty() {
             filled.tail = filled.data.split_off(filled.data.len() - 1);
+        } else if filled.tail.len() > 1 {
+            // Some of what was read has come in the completion.
+            let (rest, status) = filled.tail.split_at(filled.tail.len() - 1);
+            filled.data = [&filled.data, rest].concat().into();
+            filled.tail = Bytes::copy_from_slice(status);
         }
         match filled.tail.last() {
             Some(status) if u32::from(*status) == VIRTIO_BLK_S_OK => Ok(filled.data),

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_RNG};
-use virtio_fabric::tcp::discover;
+use virtio_fabric::discover;
 
-use crate::config::FabricUrl;
+use crate::config::key_value::parse;
+use crate::config::{FabricUrl, NetConfig};
 use crate::error::{Error, Exit, Result};
-use crate::fabric::initiator_name;
+use crate::fabric::{initiator_name, via};
 use disk::RemoteDisk;
 
 /// Most virtqueues that a device can have.
@@ -21,9 +22,13 @@ const MAX_QUEUES: u16 = 1024;
 /// What all of these take.
 #[derive(Debug, Args)]
 struct Common {
-    /// The target and its device: tcp://HOST[:PORT]/NAME
+    /// The target and its device: tcp://HOST[:PORT]/NAME or rdma://ADDRESS[:PORT]/NAME
     #[arg(value_name = "URL")]
     url: FabricUrl,
+
+    /// The port that RDMA leaves by: link=switch:PATH,ip=ADDRESS and what else `verbena run --help` says of --net
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
+    net: Option<NetConfig>,
 
     /// Seconds to wait for a target that is not there, or is lost meanwhile
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
@@ -66,9 +71,13 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct List {
-    /// The target: tcp://HOST[:PORT]
+    /// The target: tcp://HOST[:PORT] or rdma://ADDRESS[:PORT]
     #[arg(value_name = "URL")]
     url: FabricUrl,
+
+    /// The port that RDMA leaves by: link=switch:PATH,ip=ADDRESS
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<NetConfig>)]
+    net: Option<NetConfig>,
 
     /// Seconds to wait for its answer
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
@@ -78,8 +87,9 @@ pub(in crate::cli) struct List {
 impl List {
     fn run(self) -> Result<Exit> {
         let limit = Duration::from_secs(self.timeout);
-        let found = discover(initiator_name()?, self.url.addresses()?, limit)
-            .map_err(|e| Error::io(format!("ask {} what it exports", self.url), e))?;
+        let found =
+            discover(initiator_name()?, via(&self.url, self.net.as_ref())?, self.url.addresses()?, limit)
+                .map_err(|e| Error::io(format!("ask {} what it exports", self.url), e))?;
         let mut text = format!("{:<8} {:>6}  NAME\n", "TYPE", "QUEUES");
         for device in found {
             let kind = kind(device.device);

@@ -1,4 +1,4 @@
-//! Both ends over real sockets: a disk in a file, several queues, targets that are killed, bad checksums, bad peers.
+//! Both ends over TCP, and over RDMA on good and bad networks: a disk in a file, several queues, targets that are killed, bad checksums, bad peers.
 
 mod rig;
 
@@ -9,15 +9,15 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rig::{LIMIT, Rig, SIZE, name};
+use rig::{Carrier, LIMIT, Rig, SIZE, name};
 use virtio_fabric::initiator::{self, Filled, Output, Token};
 use virtio_fabric::target::FEATURES;
-use virtio_fabric::tcp::{Client, discover};
 use virtio_fabric::wire::{Features, HEADER, Status};
+use virtio_fabric::{Client, Via, discover};
 
 /// Connects and waits until the device is there.
 fn connect(rig: &Rig, config: initiator::Config) -> Disc {
-    let client = Client::new(config, vec![rig.address]).unwrap();
+    let client = Client::new(config, rig.via(), vec![rig.address]).unwrap();
     let mut disc = Disc { client, done: BTreeMap::new(), config: Vec::new(), events: Vec::new() };
     disc.until(|disc| disc.events.iter().any(|event| matches!(event, Output::Ready { .. })));
     disc
@@ -78,8 +78,9 @@ impl Disc {
     fn read(&mut self, vq: u16, sector: u64, length: usize) -> Vec<u8> {
         let token = self.submit(vq, 0, sector, &[], length as u32 + 1);
         let filled = self.result(token);
-        assert_eq!((filled.data.len(), filled.data[length]), (length + 1, 0));
-        filled.data[..length].to_vec()
+        let bytes = [filled.data, filled.tail].concat();
+        assert_eq!((bytes.len(), bytes[length]), (length + 1, 0));
+        bytes[..length].to_vec()
     }
 }
 
@@ -87,8 +88,17 @@ impl Disc {
 fn a_disk_is_read_and_written_in_every_mode() {
     let plain = FEATURES.difference(Features::FRAME | Features::DIGEST);
     let frames = FEATURES.difference(Features::DIGEST);
-    for features in [FEATURES, frames, plain, Features::empty()] {
-        let rig = Rig::new(features);
+    let no_immediates = FEATURES.difference(Features::IMM_COMP);
+    for (carrier, features) in [
+        (Carrier::Tcp, FEATURES),
+        (Carrier::Tcp, frames),
+        (Carrier::Tcp, plain),
+        (Carrier::Tcp, Features::empty()),
+        (Carrier::Rdma, FEATURES),
+        (Carrier::Rdma, no_immediates),
+        (Carrier::BadRdma, FEATURES),
+    ] {
+        let rig = Rig::over(carrier, features);
         let config = initiator::Config { queues: 2, queue_size: 8, ..rig.config("disk0") };
         let mut disc = connect(&rig, config);
         assert_eq!(disc.config[..8], (SIZE / 512).to_le_bytes());
@@ -115,7 +125,8 @@ fn a_disk_is_read_and_written_in_every_mode() {
         let data = disc.read(0, 3 * 2048 + 7, 18 * 512);
         assert!(data[..512] == patterns[3][7 * 512..8 * 512] && data[512..17 * 512].iter().all(|b| *b == 0));
         let id = disc.submit(1, 8, 0, &[], 21);
-        assert_eq!(disc.result(id).data[..4], *b"id0\0");
+        let id = disc.result(id);
+        assert_eq!([id.data, id.tail].concat()[..4], *b"id0\0");
         // What a disk refuses.
         for (kind, sector, data, in_length, status) in [
             (0, SIZE / 512, &[][..], 513, 1),
@@ -140,8 +151,8 @@ fn a_disk_is_read_and_written_in_every_mode() {
 /// Writes go on while the target is killed, or drained, and started again; all of them succeed and are on the disk.
 #[test]
 fn a_target_that_is_started_again_costs_time_only() {
-    for drain in [false, true] {
-        let mut rig = Rig::new(FEATURES);
+    for (drain, carrier) in [false, true].into_iter().flat_map(|drain| Carrier::ALL.map(|it| (drain, it))) {
+        let mut rig = Rig::over(carrier, FEATURES);
         rig.restart(drain, || {});
         let mut disc = connect(&rig, initiator::Config { queues: 2, ..rig.config("disk0") });
         let mut expected: BTreeMap<u64, u8> = BTreeMap::new();
@@ -168,35 +179,41 @@ fn a_target_that_is_started_again_costs_time_only() {
 
 #[test]
 fn a_disk_grows_while_it_is_used() {
-    let rig = Rig::new(FEATURES);
-    let mut disc = connect(&rig, rig.config("disk0"));
-    rig.image().set_len(2 * SIZE).unwrap();
-    rig.refresh();
-    disc.until(|disc| disc.config[..8] == (2 * SIZE / 512).to_le_bytes());
-    assert_eq!(disc.read(0, SIZE / 512, 512), [0; 512]);
+    for carrier in Carrier::ALL {
+        let rig = Rig::over(carrier, FEATURES);
+        let mut disc = connect(&rig, rig.config("disk0"));
+        rig.image().set_len(2 * SIZE).unwrap();
+        rig.refresh();
+        disc.until(|disc| disc.config[..8] == (2 * SIZE / 512).to_le_bytes());
+        assert_eq!(disc.read(0, SIZE / 512, 512), [0; 512]);
+    }
 }
 
 #[test]
 fn what_a_target_exports_is_told() {
-    let rig = Rig::new(FEATURES);
-    let found = discover(name("me"), vec![rig.address], LIMIT).unwrap();
-    let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.device, it.virtqueues)).collect();
-    assert_eq!(found, [("disk0", 2, 2), ("rng", 4, 1)]);
-    let mut rng = connect(&rig, rig.config("rng"));
-    let token = rng.client.submit(0, Bytes::new(), 64).unwrap();
-    rng.client.settle();
-    let filled = rng.result(token);
-    assert!(filled.used == 64 && filled.data.iter().any(|byte| *byte != 0));
-    // Nobody there, and nothing of that name.
+    for carrier in Carrier::ALL {
+        let rig = Rig::over(carrier, FEATURES);
+        let found = discover(name("me"), rig.via(), vec![rig.address], LIMIT).unwrap();
+        let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.device, it.virtqueues)).collect();
+        assert_eq!(found, [("disk0", 2, 2), ("rng", 4, 1)]);
+        let mut rng = connect(&rig, rig.config("rng"));
+        let token = rng.client.submit(0, Bytes::new(), 64).unwrap();
+        rng.client.settle();
+        let filled = rng.result(token);
+        let bytes = [filled.data, filled.tail].concat();
+        assert!(filled.used == 64 && bytes.len() == 64 && bytes.iter().any(|byte| *byte != 0));
+        // Nothing of that name.
+        let mut client = Client::new(rig.config("tape"), rig.via(), vec![rig.address]).unwrap();
+        let closed = std::iter::repeat_with(|| {
+            client.wait(Duration::from_secs(1)).unwrap();
+            client.run().unwrap();
+            client.event()
+        });
+        assert_eq!(closed.flatten().next(), Some(Output::Closed(Status::NoTarget)));
+    }
+    // Nobody there.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert!(discover(name("me"), vec![nobody], LIMIT).unwrap_err().to_string().contains("refused"));
-    let mut client = Client::new(rig.config("tape"), vec![rig.address]).unwrap();
-    let closed = std::iter::repeat_with(|| {
-        client.wait(Duration::from_secs(1)).unwrap();
-        client.run().unwrap();
-        client.event()
-    });
-    assert_eq!(closed.flatten().next(), Some(Output::Closed(Status::NoTarget)));
+    assert!(discover(name("me"), Via::Tcp, vec![nobody], LIMIT).unwrap_err().to_string().contains("refused"));
 }
 
 /// Peers that send rubbish, stop in the middle or never read cost themselves their connection and others nothing.
@@ -243,7 +260,7 @@ fn time_outs_end_what_a_dead_target_never_answers() {
         backoff: Duration::from_millis(20),
         ..initiator::Config::default()
     };
-    let mut client = Client::new(config, vec![address]).unwrap();
+    let mut client = Client::new(config, Via::Tcp, vec![address]).unwrap();
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < LIMIT);

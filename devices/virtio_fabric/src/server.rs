@@ -1,25 +1,25 @@
-//! A target over TCP.
+//! A target and its connections.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use host_io::file_io::FileIo;
 
-use super::sockets::{Action, Engine, Sockets};
 use crate::export::{Export, Work};
 use crate::target::{Config, Job, Output, Target};
-use crate::wire::{HEADER, Redirect};
-use crate::{ConnId, Message};
+use crate::transport::{Action, Engine, Listen, Transport};
+use crate::wire::{HEADER, Redirect, Status};
+use crate::{ConnId, Message, OperationCounts, Purpose};
 
 /// A target, its connections and what it exports.
 ///
 /// Its descriptor is readable when [`Server::run`] has something to do.
 #[derive(Debug)]
 pub struct Server {
-    sockets: Sockets,
+    transport: Transport,
     end: End,
     /// Till when initiators may finish.
     drain_until: Option<Duration>,
@@ -37,24 +37,19 @@ struct End {
 }
 
 impl Server {
-    /// Serves `exports` to whoever connects to `listener`. `config` is completed by the exports' devices.
+    /// Serves `exports` to whoever connects. `config` is completed by the exports' devices.
     ///
     /// # Errors
     ///
     /// When the process has no descriptor left.
-    pub fn new(
-        config: Config,
-        listener: TcpListener,
-        exports: Vec<Box<dyn Export>>,
-        io: FileIo,
-    ) -> io::Result<Self> {
+    pub fn new(config: Config, at: Listen, exports: Vec<Box<dyn Export>>, io: FileIo) -> io::Result<Self> {
         let devices = exports.iter().map(|export| export.device(config.max_xfer)).collect();
-        let engine = Target::new(Config { devices, ..config });
-        let mut sockets = Sockets::new()?;
-        sockets.listen(listener)?;
-        sockets.watch(&io)?;
+        let rdma = matches!(at, Listen::Rdma(..)).then(|| crate::rdma::limits(config.max_xfer));
+        let engine = Target::new(Config { devices, rdma, ..config });
+        let transport = Transport::listening(at)?;
+        transport.watch(&io)?;
         let end = End { engine, exports, io, working: BTreeMap::new(), features: BTreeMap::new() };
-        Ok(Server { sockets, end, drain_until: None })
+        Ok(Server { transport, end, drain_until: None })
     }
 
     /// Does everything that can be done without waiting.
@@ -63,9 +58,9 @@ impl Server {
     ///
     /// When the host's event interface or io_uring fails.
     pub fn run(&mut self) -> io::Result<()> {
-        self.sockets.run(&mut self.end)?;
+        self.transport.run(&mut self.end)?;
         while self.end.collect() {
-            self.sockets.settle(&mut self.end);
+            self.transport.settle(&mut self.end);
         }
         self.end.io.start()
     }
@@ -77,28 +72,33 @@ impl Server {
                 self.end.engine.set_config(number, config);
             }
         }
-        self.sockets.settle(&mut self.end);
+        self.transport.settle(&mut self.end);
     }
 
     /// Asks all initiators to leave within `time`.
     pub fn drain(&mut self, time: Duration) {
-        self.sockets.stop_listening();
-        self.drain_until = Some(self.sockets.now() + time);
+        self.transport.stop_listening();
+        self.drain_until = Some(self.transport.now() + time);
         self.end.engine.drain(time);
-        self.sockets.settle(&mut self.end);
+        self.transport.settle(&mut self.end);
+    }
+
+    /// What this side has done by RDMA; none over TCP.
+    pub fn counts(&self) -> Option<OperationCounts> {
+        self.transport.counts()
     }
 
     /// How much time initiators still have; zero once nobody has anything to do here. `None` unless it drains.
     pub fn drain_time(&self) -> Option<Duration> {
-        let left = self.drain_until?.saturating_sub(self.sockets.now());
-        let idle = self.end.engine.is_drained() && !self.sockets.has_unsent();
+        let left = self.drain_until?.saturating_sub(self.transport.now());
+        let idle = self.end.engine.is_drained() && !self.transport.has_unsent();
         Some(if idle { Duration::ZERO } else { left })
     }
 }
 
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.sockets.as_fd()
+        self.transport.as_fd()
     }
 }
 
@@ -148,8 +148,16 @@ impl Engine for End {
         if intact {
             self.engine.message(conn, message, now);
         } else {
-            self.engine.damaged(conn, message, now);
+            self.engine.refused(conn, message, Status::Digest, now);
         }
+    }
+
+    fn refused(&mut self, conn: ConnId, message: Message, why: Status, now: Duration) {
+        self.engine.refused(conn, message, why, now);
+    }
+
+    fn purpose(&self, _: ConnId) -> Purpose {
+        Purpose::Control
     }
 
     fn has_room(&self, conn: ConnId) -> bool {

@@ -1,4 +1,4 @@
-//! An initiator over TCP.
+//! An initiator and its connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::sockets::{Action, Engine, Sockets};
 use crate::initiator::{Config, Discovery, Initiator, Output, SubmitError, Token};
+use crate::transport::{Action, Engine, Transport, Via};
 use crate::wire::{Discovered, HEADER, Name, Redirect, Status};
-use crate::{ConnId, Message};
+use crate::{ConnId, Message, OperationCounts, Purpose};
 
 /// An initiator and its connections.
 ///
@@ -20,7 +20,7 @@ use crate::{ConnId, Message};
 /// [`Client::event`].
 #[derive(Debug)]
 pub struct Client {
-    sockets: Sockets,
+    transport: Transport,
     end: End<Initiator>,
 }
 
@@ -74,10 +74,14 @@ impl Client {
     /// # Errors
     ///
     /// When the process has no descriptor left. That the target cannot be reached comes out of [`Client::event`].
-    pub fn new(config: Config, addresses: Vec<SocketAddr>) -> io::Result<Self> {
-        let mut client =
-            Client { sockets: Sockets::new()?, end: End::new(Initiator::new(config), addresses) };
-        client.end.engine.start(client.sockets.now());
+    pub fn new(config: Config, via: Via, addresses: Vec<SocketAddr>) -> io::Result<Self> {
+        let config = match via {
+            Via::Tcp => config,
+            Via::Rdma(_) => Config { receives: crate::rdma::COMPLETION, ..config },
+        };
+        let transport = Transport::connecting(via)?;
+        let mut client = Client { transport, end: End::new(Initiator::new(config), addresses) };
+        client.end.engine.start(client.transport.now());
         client.settle();
         Ok(client)
     }
@@ -88,12 +92,12 @@ impl Client {
     ///
     /// When the host's event interface fails, which it does not.
     pub fn run(&mut self) -> io::Result<()> {
-        self.sockets.run(&mut self.end)
+        self.transport.run(&mut self.end)
     }
 
     /// Sends what was asked for since the last call.
     pub fn settle(&mut self) {
-        self.sockets.settle(&mut self.end);
+        self.transport.settle(&mut self.end);
     }
 
     /// What has happened next.
@@ -107,7 +111,7 @@ impl Client {
     ///
     /// Never for a good reason.
     pub fn wait(&self, limit: Duration) -> io::Result<()> {
-        wait(&self.sockets, limit)
+        wait(&self.transport, limit)
     }
 
     /// See [`Initiator::submit`]. [`Client::settle`] sends it.
@@ -116,18 +120,18 @@ impl Client {
     ///
     /// [`SubmitError`].
     pub fn submit(&mut self, vq: u16, out: Bytes, in_length: u32) -> Result<Token, SubmitError> {
-        self.end.engine.submit(vq, out, in_length, self.sockets.now())
+        self.end.engine.submit(vq, out, in_length, self.transport.now())
     }
 
     /// See [`Initiator::reset`].
     pub fn reset(&mut self, driver_features: u64) {
-        self.end.engine.reset(driver_features, self.sockets.now());
+        self.end.engine.reset(driver_features, self.transport.now());
         self.settle();
     }
 
     /// See [`Initiator::shutdown`].
     pub fn shutdown(&mut self) {
-        self.end.engine.shutdown(self.sockets.now());
+        self.end.engine.shutdown(self.transport.now());
         self.settle();
     }
 
@@ -141,6 +145,11 @@ impl Client {
         self.end.engine.max_xfer()
     }
 
+    /// What this side has done by RDMA; none over TCP.
+    pub fn counts(&self) -> Option<OperationCounts> {
+        self.transport.counts()
+    }
+
     /// Why the last connection was lost, in the host's words.
     pub fn trouble(&self) -> Option<&str> {
         self.end.trouble.as_deref()
@@ -149,7 +158,7 @@ impl Client {
 
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.sockets.as_fd()
+        self.transport.as_fd()
     }
 }
 
@@ -165,11 +174,16 @@ fn wait(fd: impl AsFd, limit: Duration) -> io::Result<()> {
 /// # Errors
 ///
 /// A text that says why there is none.
-pub fn discover(initiator: Name, addresses: Vec<SocketAddr>, limit: Duration) -> io::Result<Vec<Discovered>> {
-    let mut sockets = Sockets::new()?;
-    let until = sockets.now() + limit;
+pub fn discover(
+    initiator: Name,
+    via: Via,
+    addresses: Vec<SocketAddr>,
+    limit: Duration,
+) -> io::Result<Vec<Discovered>> {
+    let mut transport = Transport::connecting(via)?;
+    let until = transport.now() + limit;
     let mut end = End::new(Discovery::new(initiator, until), addresses);
-    sockets.settle(&mut end);
+    transport.settle(&mut end);
     loop {
         match end.engine.outcome() {
             Some(Ok(found)) => return Ok(found.to_vec()),
@@ -184,8 +198,8 @@ pub fn discover(initiator: Name, addresses: Vec<SocketAddr>, limit: Duration) ->
             Some(Err(status)) => return Err(io::Error::other(format!("the target answers {status:?}"))),
             None => {}
         }
-        wait(&sockets, until.saturating_sub(sockets.now()))?;
-        sockets.run(&mut end)?;
+        wait(&transport, until.saturating_sub(transport.now()))?;
+        transport.run(&mut end)?;
     }
 }
 
@@ -215,6 +229,14 @@ impl Engine for End<Initiator> {
         } else {
             self.engine.damaged(conn, now);
         }
+    }
+
+    fn refused(&mut self, conn: ConnId, _: Message, _: Status, now: Duration) {
+        self.engine.damaged(conn, now);
+    }
+
+    fn purpose(&self, conn: ConnId) -> Purpose {
+        self.engine.purpose(conn)
     }
 
     fn has_room(&self, _: ConnId) -> bool {
@@ -256,6 +278,14 @@ impl Engine for End<Discovery> {
 
     fn message(&mut self, conn: ConnId, message: Message, _: bool, _: Duration) {
         self.engine.message(conn, &message);
+    }
+
+    fn refused(&mut self, conn: ConnId, _: Message, _: Status, _: Duration) {
+        self.engine.lost(conn);
+    }
+
+    fn purpose(&self, _: ConnId) -> Purpose {
+        Purpose::Control
     }
 
     fn has_room(&self, _: ConnId) -> bool {

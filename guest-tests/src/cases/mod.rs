@@ -8,6 +8,7 @@ mod device;
 mod direct;
 mod disk;
 mod fabric;
+mod host_port;
 mod inspect;
 mod interrupts;
 mod lifecycle;
@@ -55,7 +56,7 @@ pub fn stages() -> Vec<Stage> {
             one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
-        stage("two guests that share memory", sharing_guests, vec![direct::cases()]),
+        stage("two guests that share memory", sharing_guests, vec![direct::cases(), host_port::cases()]),
         Stage {
             why_not: mirror::why_not,
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])

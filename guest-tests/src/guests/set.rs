@@ -153,6 +153,11 @@ impl Guests {
         Ok(set)
     }
 
+    /// Socket of the switch that the guests are plugged into.
+    pub fn switch(&self) -> PathBuf {
+        self.directory.path().join("switch")
+    }
+
     fn boot(&mut self, options: &Options) -> Result<(), GuestError> {
         let directory = self.directory.path().to_path_buf();
         let initramfs = directory.join("initramfs");
@@ -160,7 +165,7 @@ impl Guests {
         if options.own_images {
             copy_kernel(options, &initramfs)?;
         }
-        let switch = directory.join("switch");
+        let switch = self.switch();
         if options.nics > 0 {
             self._switch = Some(start_switch(options, &switch)?);
         }

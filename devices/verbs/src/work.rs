@@ -334,4 +334,24 @@ pub struct Completion {
     pub solicited: bool,
 }
 
+impl Completion {
+    /// One that says no more than how a request ended. Failures are solicited.
+    pub const fn new(qp: QpId, cq: CqId, wr_id: u64, opcode: WcOpcode, status: WcStatus) -> Self {
+        Self {
+            wr_id,
+            cq,
+            qp,
+            status,
+            opcode,
+            byte_len: 0,
+            imm_or_key: [0; 4],
+            src_qp: Qpn(0),
+            flags: WcFlags::empty(),
+            pkey_index: 0,
+            network_hdr_type: 0,
+            solicited: !matches!(status, WcStatus::Success),
+        }
+    }
+}
+
 saved_as_bits!(SendFlags, WcFlags);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use verbs::{
     AsyncEvent, Completion, CqId, CqInit, Error, Gid, GidEntry, Keys, Limits, MrId, MrInit, Mtu, Owner, PdId,
     Provider, ProviderEvent, QpAttr, QpAttrMask, QpId, QpInit, QpState, QpType, Qpn, RecvWr, SendWr, SrqAttr,
-    SrqId, SrqInit, WcFlags, WcOpcode, WcStatus,
+    SrqId, SrqInit, WcOpcode, WcStatus,
 };
 
 /// A queue pair the provider was asked to create.
@@ -125,9 +125,7 @@ impl Fake {
             let cq = fake.init.send_cq;
             state.events.push_back(ProviderEvent::SendRetired(qp));
             if status != WcStatus::Success || wr.flags.contains(verbs::SendFlags::SIGNALED) {
-                let solicited = status != WcStatus::Success;
-                let opcode = wr.op.opcode().into();
-                let completion = Completion { solicited, ..completion(wr.wr_id, cq, qp, status, opcode) };
+                let completion = Completion::new(qp, cq, wr.wr_id, wr.op.opcode().into(), status);
                 state.events.push_back(ProviderEvent::Completion(completion));
             }
             true
@@ -148,27 +146,11 @@ impl Fake {
             };
             let Some(wr) = wr else { return false };
             state.events.push_back(retired);
-            let completion = Completion { solicited, ..completion(wr.wr_id, cq, qp, status, WcOpcode::Recv) };
+            let completion =
+                Completion { solicited, ..Completion::new(qp, cq, wr.wr_id, WcOpcode::Recv, status) };
             state.events.push_back(ProviderEvent::Completion(completion));
             true
         })
-    }
-}
-
-const fn completion(wr_id: u64, cq: CqId, qp: QpId, status: WcStatus, opcode: WcOpcode) -> Completion {
-    Completion {
-        wr_id,
-        cq,
-        qp,
-        status,
-        opcode,
-        byte_len: 0,
-        imm_or_key: [0; 4],
-        src_qp: Qpn(0),
-        flags: WcFlags::empty(),
-        pkey_index: 0,
-        network_hdr_type: 0,
-        solicited: false,
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use device_model::time::Instant;
 use verbs::{
     AsyncEvent, Completion, CqId, Mtu, Owner, ProviderEvent, QpAttr, QpId, QpInit, QpState, QpType, Qpn,
-    RecvWr, WcFlags, WcOpcode, WcStatus,
+    RecvWr, WcOpcode, WcStatus,
 };
 
 use super::requester::{Requester, SendQueue};
@@ -186,20 +186,7 @@ impl Qp {
         opcode: WcOpcode,
         status: WcStatus,
     ) -> Completion {
-        Completion {
-            wr_id,
-            cq,
-            qp: self.id,
-            status,
-            opcode,
-            byte_len: 0,
-            imm_or_key: [0; 4],
-            src_qp: Qpn(0),
-            flags: WcFlags::empty(),
-            pkey_index: 0,
-            network_hdr_type: 0,
-            solicited: !matches!(status, WcStatus::Success),
-        }
+        Completion::new(self.id, cq, wr_id, opcode, status)
     }
 
     /// Completes every receive work request that waits with "flushed".

@@ -166,6 +166,6 @@ pub enum HostEvent {
         /// Which of both.
         up: bool,
     },
-    /// The device is gone.
+    /// The device is gone, or waits to go until it is closed.
     DeviceFatal,
 }

@@ -128,6 +128,16 @@ impl Gids {
         self.renew_at = None;
     }
 
+    /// Takes all addresses off the host. The table stays.
+    pub(crate) fn withdraw(&mut self) {
+        for (gid, holder) in std::mem::take(&mut self.held) {
+            if holder == Holder::Us {
+                self.release(gid);
+            }
+        }
+        self.renew_at = None;
+    }
+
     /// The address in a row, if the host has it.
     pub(crate) fn on_host(&self, index: u16) -> Option<Gid> {
         self.rows.get(&index).copied().filter(|gid| self.held.contains_key(gid))

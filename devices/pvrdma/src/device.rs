@@ -85,7 +85,8 @@ impl Pvrdma {
         let mut core = self.core.lock();
         core.rung |= self.rung.swap(0, Ordering::Relaxed);
         if !core.is_running() {
-            return Next { more: false, deadline: None };
+            // It has no objects, but what is behind it on the host may ask to be let go of.
+            return Next { more: core.provider.advance(now), deadline: None };
         }
         core.enqueue_rung();
         core.fetch(FETCH_BATCH);

@@ -41,8 +41,8 @@ pub(super) struct RdmaEvents {
     pub(super) work: Arc<EventBell>,
     /// Rung by doorbells.
     pub(super) groups: Vec<Arc<EventBell>>,
-    /// Become readable when the provider's host device has something to tell.
-    pub(super) wakeups: Vec<OwnedFd>,
+    /// Becomes readable when the provider's host device has something to tell.
+    pub(super) wakeup: Option<OwnedFd>,
     /// Makes channels to other machines.
     pub(super) channels: Option<Driver>,
 }
@@ -181,8 +181,8 @@ impl MutEventSubscriber for NicEvents {
         add(Events::with_data(&self.timer, TIMER, EventSet::IN));
         if let Some(rdma) = &self.rdma {
             add(Events::with_data(&*rdma.work, RDMA_WORK, EventSet::IN));
-            for fd in &rdma.wakeups {
-                // They stay readable while the guest's driver is away and nobody reads them.
+            if let Some(fd) = &rdma.wakeup {
+                // It stays readable while nobody asks the provider.
                 add(Events::with_data(fd, RDMA_HOST, EventSet::IN | EventSet::EDGE_TRIGGERED));
             }
             if let Some(driver) = &rdma.channels {

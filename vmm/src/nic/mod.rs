@@ -84,7 +84,7 @@ fn make_rdma(
         groups: groups.iter().map(|bell| Arc::clone(bell) as Arc<dyn Bell>).collect(),
         unread: bell(port)?,
     };
-    let Made { provider, wakeups, channels } = provider::make(slots, port)?;
+    let Made { provider, wakeup, channels } = provider::make(slots, port)?;
     let clock = slots.clock();
     let parts = Parts {
         provider,
@@ -98,7 +98,7 @@ fn make_rdma(
     let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
     let device = Pvrdma::new(config, parts)
         .map_err(|e| Error::Failure(format!("Failed to make the RDMA device of {}: {e}", port.name)))?;
-    Ok(RdmaEvents { device: Arc::new(device), work, groups, wakeups, channels })
+    Ok(RdmaEvents { device: Arc::new(device), work, groups, wakeup, channels })
 }
 
 fn bell(port: &NicPort) -> Result<Arc<EventBell>> {

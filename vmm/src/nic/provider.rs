@@ -14,7 +14,7 @@ use crate::machine::SlotBuilder;
 pub(super) struct Made {
     pub(super) provider: Box<dyn Provider>,
     /// To be watched for edges.
-    pub(super) wakeups: Vec<OwnedFd>,
+    pub(super) wakeup: Option<OwnedFd>,
     /// Makes the channels to other machines.
     pub(super) channels: Option<Driver>,
 }
@@ -32,7 +32,7 @@ pub(super) fn make(slots: &SlotBuilder, port: &NicPort) -> Result<Made> {
 /// The engine, with channels if the port may have them.
 fn direct(slots: &SlotBuilder, port: &NicPort, engine: RoceProvider) -> Result<Made> {
     let Some(direct) = &port.direct else {
-        return Ok(Made { provider: Box::new(engine), wakeups: Vec::new(), channels: None });
+        return Ok(Made { provider: Box::new(engine), wakeup: None, channels: None });
     };
     let (driver, handle) = Driver::new(DriverOptions {
         switch: direct.switch.clone(),
@@ -42,7 +42,7 @@ fn direct(slots: &SlotBuilder, port: &NicPort, engine: RoceProvider) -> Result<M
     })
     .map_err(|e| Error::io(format!("make the channels of {}", port.name), e))?;
     let engine = engine.with_exchange(Box::new(handle));
-    Ok(Made { provider: Box::new(engine), wakeups: Vec::new(), channels: Some(driver) })
+    Ok(Made { provider: Box::new(engine), wakeup: None, channels: Some(driver) })
 }
 
 #[cfg(feature = "mirror")]
@@ -64,11 +64,11 @@ fn mirror(
     let host = HostDevice::open(device, ram)
         .map_err(|e| Error::Resource(format!("Network port {}: {e}", port.name)))?;
     let failed = |e| Error::io(format!("listen to the RDMA device {device}"), e);
-    let wakeups = host.wakeups().map_err(failed)?.into();
+    let wakeup = host.wakeup().map_err(failed)?;
     let addresses = InterfaceAddresses::new(host.interface()).map_err(failed)?;
     let policy = GidPolicy::new(&[address], port.mac);
     let provider = MirrorProvider::new(Box::new(engine), host, policy, Box::new(addresses));
-    Ok(Made { provider: Box::new(provider), wakeups, channels: None })
+    Ok(Made { provider: Box::new(provider), wakeup: Some(wakeup), channels: None })
 }
 
 /// Never called: the configuration was refused before.

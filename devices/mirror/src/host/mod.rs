@@ -3,15 +3,17 @@
 mod ffi;
 mod limits;
 mod netlink;
+mod removal;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use device_model::ram::Ram;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use verbs::{AddressVector, Gid, Keys, Limits, MrInit, PageList, QpAttr, QpAttrMask, Qpn, Sge, SrqAttr};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -21,6 +23,7 @@ use self::ffi::{
 };
 pub use self::limits::warnings;
 pub use self::netlink::InterfaceAddresses;
+use self::removal::Removal;
 use crate::device::{Device, HostCompletion, HostEvent, HostSend, QpParts};
 
 /// How often, and how long apart, the kernel is asked for an address that was just added.
@@ -61,6 +64,7 @@ fn remedy(error: &io::Error) -> &'static str {
 /// A RoCE device of the host, open.
 pub struct HostDevice {
     context: Arc<Context>,
+    removal: Removal,
     limits: Limits,
     memory: GuestFile,
     interface: u32,
@@ -84,7 +88,8 @@ impl HostDevice {
             return Err(OpenError::Down(name.to_owned()));
         }
         let limits = context.limits().map_err(failed)?;
-        Ok(Self { context, limits, memory, interface })
+        let removal = Removal::of(&context.file_name()).map_err(failed)?;
+        Ok(Self { context, removal, limits, memory, interface })
     }
 
     /// Index of the device's network interface.
@@ -92,15 +97,24 @@ impl HostDevice {
         self.interface
     }
 
-    /// Descriptors that become readable when [`Device::events`] has something to tell. To be watched for edges: they stay
-    /// readable while nobody asks.
+    /// A descriptor that becomes readable when [`Device::events`] has something to tell. To be watched for edges: it stays
+    /// readable while nobody asks. It does not keep the device open.
     ///
     /// # Errors
     ///
     /// When the process has no descriptors left.
-    pub fn wakeups(&self) -> io::Result<[OwnedFd; 2]> {
+    pub fn wakeup(&self) -> io::Result<OwnedFd> {
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for source in self.sources() {
+            epoll::add(&all, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(all)
+    }
+
+    /// What tells of completions, of other events, and of the device's removal.
+    fn sources(&self) -> [BorrowedFd<'_>; 3] {
         let [completions, others] = self.context.fds();
-        Ok([completions.try_clone_to_owned()?, others.try_clone_to_owned()?])
+        [completions, others, self.removal.as_fd()]
     }
 
     fn row_of(&self, gid: Gid) -> Option<u8> {
@@ -230,7 +244,20 @@ impl Device for HostDevice {
     }
 
     fn events(&mut self, out: &mut Vec<HostEvent>) -> bool {
-        self.context.events(out)
+        let mut sources = self.sources().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if !matches!(poll(&mut sources, Some(&Timespec::default())), Ok(ready) if ready > 0) {
+            return false;
+        }
+        let [completions, others, removal] = sources.map(|source| !source.revents().is_empty());
+        let mut more = completions && self.context.take_completions(out);
+        more |= others && self.context.take_others(out);
+        if removal {
+            more |= self.removal.read();
+            if self.removal.has_come() {
+                out.push(HostEvent::DeviceFatal);
+            }
+        }
+        more
     }
 
     fn gid_index(&self, gid: Gid) -> Option<u8> {

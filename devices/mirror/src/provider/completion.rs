@@ -1,8 +1,8 @@
 //! Completions and events on their way from the host.
 
 use verbs::{
-    AsyncEvent, Completion, CqId, ProviderEvent, QpAttr, QpAttrMask, QpId, QpState, Qpn, SrqId, WcFlags,
-    WcOpcode, WcStatus,
+    AsyncEvent, Completion, CqId, ProviderEvent, QpAttr, QpAttrMask, QpId, QpState, SrqId, WcFlags, WcOpcode,
+    WcStatus,
 };
 
 use super::MirrorProvider;
@@ -17,7 +17,7 @@ impl<D: Device> MirrorProvider<D> {
     /// Takes what the host has to say, as far as there is room for it. Returns whether there is more.
     pub(super) fn listen(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.host_events);
-        let mut more = self.device.events(&mut events);
+        let mut more = self.device.as_mut().is_some_and(|device| device.events(&mut events));
         for event in events.drain(..) {
             self.hear(event);
         }
@@ -72,11 +72,11 @@ impl<D: Device> MirrorProvider<D> {
     fn poll(&mut self, cq: CqId) {
         let Some(twin) = self.twins.cqs.get_mut(&cq) else { return };
         twin.queued = false;
+        let (Some(device), Some(host)) = (&mut self.device, &twin.host) else { return };
         let mut batch = std::mem::take(&mut self.batch);
-        let mut polled = self.device.poll_cq(&twin.host, &mut batch);
+        let mut polled = device.poll_cq(host, &mut batch);
         if batch.is_empty() && polled.is_ok() {
-            polled =
-                self.device.arm_cq(&twin.host).and_then(|()| self.device.poll_cq(&twin.host, &mut batch));
+            polled = device.arm_cq(host).and_then(|()| device.poll_cq(host, &mut batch));
         }
         if let Err(error) = polled {
             device_model::guest_warn!(cq = cq.0, %error, "A completion queue of the host failed");
@@ -112,8 +112,8 @@ impl<D: Device> MirrorProvider<D> {
         let status = self.verdict(qp, host.status, send.fails);
         if send.signaled || status != WcStatus::Success {
             let byte_len = if status == WcStatus::Success { host.byte_len } else { 0 };
-            let completion = Completion { byte_len, ..bare(cq, qp, send.wr_id, status, send.opcode) };
-            self.complete(completion);
+            let ended = Completion::new(qp, cq, send.wr_id, send.opcode, status);
+            self.complete(Completion { byte_len, ..ended });
         }
     }
 
@@ -140,7 +140,7 @@ impl<D: Device> MirrorProvider<D> {
     fn received(&mut self, cq: CqId, qp: QpId, recv: &Recv, host: &HostCompletion) {
         let status = self.verdict(qp, host.status, recv.fails);
         let opcode = if host.by_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
-        let mut completion = bare(cq, qp, recv.wr_id, status, opcode);
+        let mut completion = Completion::new(qp, cq, recv.wr_id, opcode, status);
         // Verbs do not say whether the sender wanted an event, and one too many does no harm.
         completion.solicited = true;
         if status == WcStatus::Success {
@@ -155,6 +155,11 @@ impl<D: Device> MirrorProvider<D> {
 
     /// How a request ended for the guest. One that had to fail does so even if the host did not notice.
     fn verdict(&mut self, qp: QpId, host: WcStatus, fails: Option<WcStatus>) -> WcStatus {
+        if host != WcStatus::Success
+            && let Some(twin) = self.twins.qps.get_mut(&qp)
+        {
+            twin.suspect = true;
+        }
         match fails {
             Some(status) if host != WcStatus::WrFlushErr => {
                 if host == WcStatus::Success {
@@ -175,27 +180,33 @@ impl<D: Device> MirrorProvider<D> {
     /// Moves a queue pair to the error state.
     pub(super) fn stop(&mut self, qp: QpId) {
         let Some(twin) = self.twins.qps.get_mut(&qp) else { return };
-        twin.state = QpState::Err;
+        (twin.state, twin.suspect) = (QpState::Err, true);
+        let (Some(device), Some(host)) = (&mut self.device, &twin.host) else { return };
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-        if let Err(error) = self.device.modify_qp(&twin.host, &attr, QpAttrMask::STATE, 0) {
+        if let Err(error) = device.modify_qp(host, &attr, QpAttrMask::STATE, 0) {
             device_model::guest_warn!(qp = qp.0, %error, "The host did not stop a queue pair");
         }
     }
 
-    /// The host device is gone: its twins are no more than names.
+    /// The host device is gone, or waits to go until nobody has it open: everything on it ends.
     fn lose_device(&mut self) {
-        if std::mem::replace(&mut self.is_gone, true) {
+        if self.device.is_none() {
             return;
         }
         tracing::error!("The host's RDMA device is gone: the guest's RDMA connections fail");
+        self.twins.let_go();
+        self.addresses.clear();
+        self.gids.withdraw();
         let qps: Vec<_> = self.twins.qps.keys().copied().collect();
         for qp in qps {
+            // Drops address handles too, the last of what the device keeps alive.
             self.flush(qp);
             self.events.raise(AsyncEvent::QpFatal(qp));
         }
         let srqs: Vec<_> = self.twins.srqs.keys().copied().collect();
         srqs.into_iter().for_each(|srq| self.events.raise(AsyncEvent::SrqErr(srq)));
         self.events.raise(AsyncEvent::DeviceFatal);
+        self.device = None;
     }
 
     /// Flushes what a queue pair has, since the host does not any more.
@@ -205,32 +216,14 @@ impl<D: Device> MirrorProvider<D> {
         {
             let cq = twin.init.send_cq;
             self.events.push(ProviderEvent::SendRetired(qp));
-            self.complete(bare(cq, qp, send.wr_id, WcStatus::WrFlushErr, send.opcode));
+            self.complete(Completion::new(qp, cq, send.wr_id, send.opcode, WcStatus::WrFlushErr));
         }
         while let Some(twin) = self.twins.qps.get_mut(&qp)
             && let Some(recv) = twin.recv.pop()
         {
             let cq = twin.init.recv_cq;
             self.events.push(ProviderEvent::RecvRetired(qp));
-            self.complete(bare(cq, qp, recv.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv));
+            self.complete(Completion::new(qp, cq, recv.wr_id, WcOpcode::Recv, WcStatus::WrFlushErr));
         }
-    }
-}
-
-/// A completion that says no more than how a request ended.
-const fn bare(cq: CqId, qp: QpId, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Completion {
-    Completion {
-        wr_id,
-        cq,
-        qp,
-        status,
-        opcode,
-        byte_len: 0,
-        imm_or_key: [0; 4],
-        src_qp: Qpn(0),
-        flags: WcFlags::empty(),
-        pkey_index: 0,
-        network_hdr_type: 0,
-        solicited: !matches!(status, WcStatus::Success),
     }
 }

@@ -46,9 +46,10 @@ struct Counters {
 pub struct MirrorProvider<D: Device> {
     /// Serves the guest's kernel.
     engine: Box<dyn Provider>,
-    device: D,
-    /// Set once the device is gone.
-    is_gone: bool,
+    /// `None` once it is gone.
+    device: Option<D>,
+    /// What the device could do when it was there.
+    device_limits: Limits,
     gids: Gids,
     twins: Twins<D>,
     addresses: AddressCache<D::Ah>,
@@ -76,8 +77,8 @@ impl<D: Device> MirrorProvider<D> {
     ) -> Self {
         Self {
             engine,
-            device,
-            is_gone: false,
+            device_limits: device.limits(),
+            device: Some(device),
             gids: Gids::new(policy, addresses),
             twins: Twins::default(),
             addresses: AddressCache::new(),
@@ -90,10 +91,6 @@ impl<D: Device> MirrorProvider<D> {
             batch: Vec::new(),
             host_events: Vec::new(),
         }
-    }
-
-    fn alive(&self) -> Result<(), Error> {
-        if self.is_gone { Err(Error::Host(GONE)) } else { Ok(()) }
     }
 
     /// A number that is hard to guess.
@@ -110,16 +107,17 @@ impl<D: Device> MirrorProvider<D> {
             let gid = self.gids.on_host(attr.av.sgid_index.into()).ok_or(Error::Invalid(
                 "source address, the host device does not have it: name it in ip= of the port",
             ))?;
-            row = self.device.gid_index(gid).ok_or(Error::Host(NO_ADDRESS))?;
+            row = self.device.as_ref().ok_or(GONE)?.gid_index(gid).ok_or(NO_ADDRESS)?;
         }
-        if !self.is_gone {
-            self.device.modify_qp(&twin.host, attr, mask, row).map_err(host_error)?;
+        if let (Some(device), Some(host)) = (&mut self.device, &twin.host) {
+            device.modify_qp(host, attr, mask, row).map_err(host_error)?;
         }
         if mask.contains(QpAttrMask::AV) {
             twin.av = attr.av;
         }
         if mask.contains(QpAttrMask::STATE) {
             twin.state = attr.state;
+            twin.suspect = attr.state == QpState::Err;
             if attr.state == QpState::Reset {
                 self.restart(qp);
             }
@@ -141,18 +139,18 @@ impl<D: Device> MirrorProvider<D> {
 
     fn query_host_qp(&self, qp: QpId) -> Result<QpAttr, Error> {
         let twin = self.twins.qps.get(&qp).ok_or(Error::NotFound)?;
-        if self.is_gone {
+        let (Some(device), Some(host)) = (&self.device, &twin.host) else {
             return Ok(QpAttr { state: QpState::Err, av: twin.av, ..QpAttr::default() });
-        }
-        let attr = self.device.query_qp(&twin.host).map_err(host_error)?;
+        };
+        let attr = device.query_qp(host).map_err(host_error)?;
         Ok(QpAttr { av: twin.av, ..attr })
     }
 }
 
-/// `ENODEV`
-const GONE: i32 = 19;
-/// `EADDRNOTAVAIL`
-const NO_ADDRESS: i32 = 99;
+/// The device is gone: `ENODEV`.
+const GONE: Error = Error::Host(19);
+/// It does not have an address: `EADDRNOTAVAIL`.
+const NO_ADDRESS: Error = Error::Host(99);
 
 /// What an errno of libibverbs means to the device model.
 fn host_error(error: io::Error) -> Error {
@@ -170,7 +168,7 @@ fn host_error(error: io::Error) -> Error {
 
 impl<D: Device> Provider for MirrorProvider<D> {
     fn limits(&self) -> Limits {
-        let (a, b) = (self.engine.limits(), self.device.limits());
+        let (a, b) = (self.engine.limits(), &self.device_limits);
         Limits {
             max_qp: a.max_qp.min(b.max_qp),
             max_qp_wr: a.max_qp_wr.min(b.max_qp_wr),
@@ -246,8 +244,11 @@ impl<D: Device> Provider for MirrorProvider<D> {
     }
 
     fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), Error> {
-        match self.twins.srqs.get_mut(&srq) {
-            Some(twin) => self.device.set_srq_limit(&twin.host, limit).map_err(host_error),
+        match self.twins.srqs.get(&srq) {
+            Some(twin) => {
+                let (Some(device), Some(host)) = (&mut self.device, &twin.host) else { return Err(GONE) };
+                device.set_srq_limit(host, limit).map_err(host_error)
+            }
             None => self.engine.set_srq_limit(srq, limit),
         }
     }
@@ -255,7 +256,8 @@ impl<D: Device> Provider for MirrorProvider<D> {
     fn query_srq(&self, srq: SrqId) -> Result<SrqAttr, Error> {
         match self.twins.srqs.get(&srq) {
             Some(twin) => {
-                let limit = self.device.srq_limit(&twin.host).map_err(host_error)?;
+                let (Some(device), Some(host)) = (&self.device, &twin.host) else { return Err(GONE) };
+                let limit = device.srq_limit(host).map_err(host_error)?;
                 Ok(SrqAttr { limit, ..twin.attr })
             }
             None => self.engine.query_srq(srq),
@@ -302,7 +304,9 @@ impl<D: Device> Provider for MirrorProvider<D> {
 
     fn set_gid(&mut self, entry: GidEntry) -> Result<(), Error> {
         self.engine.set_gid(entry)?;
-        self.gids.set(entry);
+        if self.device.is_some() {
+            self.gids.set(entry);
+        }
         self.addresses.clear();
         Ok(())
     }

@@ -9,7 +9,7 @@ use verbs::{
 };
 
 use super::queue::{Numbers, Ordered, Queue, Shared};
-use super::{MirrorProvider, host_error};
+use super::{GONE, MirrorProvider, host_error};
 use crate::device::{Device, QpParts};
 
 /// Queue pairs of the engine get numbers from here on, where host devices hardly ever are.
@@ -36,11 +36,12 @@ pub(super) struct Recv {
 
 pub(super) struct Mr<D: Device> {
     pub(super) pd: PdId,
-    _host: D::Mr,
+    /// Like every `host` here `None` once the device is gone.
+    host: Option<D::Mr>,
 }
 
 pub(super) struct Cq<D: Device> {
-    pub(super) host: D::Cq,
+    pub(super) host: Option<D::Cq>,
     /// Whether it waits to be polled.
     pub(super) queued: bool,
     /// Set once the guest lost completions.
@@ -48,18 +49,20 @@ pub(super) struct Cq<D: Device> {
 }
 
 pub(super) struct Srq<D: Device> {
-    pub(super) host: D::Srq,
+    pub(super) host: Option<D::Srq>,
     pub(super) pd: PdId,
     pub(super) attr: SrqAttr,
     pub(super) queue: Shared<Recv>,
 }
 
 pub(super) struct Qp<D: Device> {
-    pub(super) host: D::Qp,
+    pub(super) host: Option<D::Qp>,
     pub(super) qpn: Qpn,
     pub(super) init: QpInit,
     /// The state it was last moved to; the host may have moved it on to an error state.
     pub(super) state: QpState,
+    /// Whether the host may have moved it to the error state, or was told to.
+    pub(super) suspect: bool,
     /// The path as the guest named it.
     pub(super) av: AddressVector,
     pub(super) send: Ordered<Send<D::Ah>>,
@@ -74,7 +77,7 @@ pub(super) struct Twins<D: Device> {
     pub(super) srqs: HashMap<SrqId, Srq<D>>,
     pub(super) cqs: HashMap<CqId, Cq<D>>,
     pub(super) mrs: HashMap<MrId, Mr<D>>,
-    pub(super) pds: HashMap<PdId, D::Pd>,
+    pub(super) pds: HashMap<PdId, Option<D::Pd>>,
 }
 
 impl<D: Device> Default for Twins<D> {
@@ -92,6 +95,29 @@ impl<D: Device> Default for Twins<D> {
 }
 
 impl<D: Device> Twins<D> {
+    /// A protection domain of the host.
+    pub(super) fn pd(&self, pd: PdId) -> Result<&D::Pd, Error> {
+        self.pds.get(&pd).ok_or(Error::NotFound)?.as_ref().ok_or(GONE)
+    }
+
+    fn cq(&self, cq: CqId) -> Result<&D::Cq, Error> {
+        self.cqs.get(&cq).ok_or(Error::NotFound)?.host.as_ref().ok_or(GONE)
+    }
+
+    fn srq(&self, srq: SrqId) -> Result<&D::Srq, Error> {
+        self.srqs.get(&srq).ok_or(Error::NotFound)?.host.as_ref().ok_or(GONE)
+    }
+
+    /// Ends everything on the host. What the guest has stays, as names of nothing.
+    pub(super) fn let_go(&mut self) {
+        // What is made of others ends before them.
+        self.qps.values_mut().for_each(|qp| qp.host = None);
+        self.srqs.values_mut().for_each(|srq| srq.host = None);
+        self.cqs.values_mut().for_each(|cq| cq.host = None);
+        self.mrs.values_mut().for_each(|mr| mr.host = None);
+        self.pds.values_mut().for_each(|pd| *pd = None);
+    }
+
     fn uses_pd(&self, pd: PdId) -> bool {
         self.mrs.values().any(|mr| mr.pd == pd)
             || self.srqs.values().any(|srq| srq.pd == pd)
@@ -107,9 +133,8 @@ impl<D: Device> Twins<D> {
 
 impl<D: Device> MirrorProvider<D> {
     pub(super) fn create_host_pd(&mut self, pd: PdId) -> Result<(), Error> {
-        self.alive()?;
-        let host = self.device.create_pd().map_err(host_error)?;
-        self.twins.pds.insert(pd, host);
+        let host = self.device.as_mut().ok_or(GONE)?.create_pd().map_err(host_error)?;
+        self.twins.pds.insert(pd, Some(host));
         Ok(())
     }
 
@@ -123,23 +148,23 @@ impl<D: Device> MirrorProvider<D> {
     }
 
     pub(super) fn register_host_mr(&mut self, mr: MrId, init: &MrInit) -> Result<Keys, Error> {
-        self.alive()?;
-        let pd = self.twins.pds.get(&init.pd).ok_or(Error::NotFound)?;
+        let device = self.device.as_mut().ok_or(GONE)?;
+        let pd = self.twins.pd(init.pd)?;
         let MrKind::Pages(pages) = &init.kind else {
             return Err(Error::Unsupported(
                 "regions of the guest's kernel in a protection domain of a process",
             ));
         };
-        let (host, keys) = self.device.register_mr(pd, init, pages).map_err(host_error)?;
-        self.twins.mrs.insert(mr, Mr { pd: init.pd, _host: host });
+        let (host, keys) = device.register_mr(pd, init, pages).map_err(host_error)?;
+        self.twins.mrs.insert(mr, Mr { pd: init.pd, host: Some(host) });
         Ok(keys)
     }
 
     pub(super) fn create_host_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Error> {
-        self.alive()?;
-        let host = self.device.create_cq(depth, cq.0).map_err(host_error)?;
-        self.device.arm_cq(&host).map_err(host_error)?;
-        self.twins.cqs.insert(cq, Cq { host, queued: false, failed: false });
+        let device = self.device.as_mut().ok_or(GONE)?;
+        let host = device.create_cq(depth, cq.0).map_err(host_error)?;
+        device.arm_cq(&host).map_err(host_error)?;
+        self.twins.cqs.insert(cq, Cq { host: Some(host), queued: false, failed: false });
         Ok(())
     }
 
@@ -154,14 +179,13 @@ impl<D: Device> MirrorProvider<D> {
     }
 
     pub(super) fn create_host_srq(&mut self, srq: SrqId, pd: PdId, attr: SrqAttr) -> Result<(), Error> {
-        self.alive()?;
-        let domain = self.twins.pds.get(&pd).ok_or(Error::NotFound)?;
-        let host = self.device.create_srq(domain, attr, srq.0).map_err(host_error)?;
+        let device = self.device.as_mut().ok_or(GONE)?;
+        let host = device.create_srq(self.twins.pd(pd)?, attr, srq.0).map_err(host_error)?;
         if attr.limit > 0 {
-            self.device.set_srq_limit(&host, attr.limit).map_err(host_error)?;
+            device.set_srq_limit(&host, attr.limit).map_err(host_error)?;
         }
         let queue = Shared::new(self.twins.numbers.assign(Queue::Srq(srq)), attr.max_wr);
-        self.twins.srqs.insert(srq, Srq { host, pd, attr, queue });
+        self.twins.srqs.insert(srq, Srq { host: Some(host), pd, attr, queue });
         Ok(())
     }
 
@@ -177,7 +201,6 @@ impl<D: Device> MirrorProvider<D> {
     }
 
     pub(super) fn create_host_qp(&mut self, qp: QpId, init: QpInit) -> Result<Qpn, Error> {
-        self.alive()?;
         if init.qpn.is_some() {
             return Err(Error::Unsupported("guest drivers older than version 20 on a host device"));
         }
@@ -186,28 +209,27 @@ impl<D: Device> MirrorProvider<D> {
         let recv = Ordered::new(self.twins.numbers.assign(Queue::Recv(qp)), init.cap.max_recv_wr);
         let (state, av) = (QpState::Reset, AddressVector::default());
         self.twins.qpns.insert(qpn, qp);
-        self.twins.qps.insert(qp, Qp { host, qpn, init, state, av, send, recv });
+        let twin = Qp { host: Some(host), qpn, init, state, suspect: false, av, send, recv };
+        self.twins.qps.insert(qp, twin);
         Ok(qpn)
     }
 
     /// A queue pair whose number the engine does not use.
     fn make_qp(&mut self, qp: QpId, init: &QpInit) -> Result<(D::Qp, Qpn), Error> {
-        let missing = Error::NotFound;
+        let device = self.device.as_mut().ok_or(GONE)?;
+        let twins = &self.twins;
         let parts = QpParts {
             qp_type: init.qp_type,
-            pd: self.twins.pds.get(&init.pd).ok_or(missing)?,
-            send_cq: &self.twins.cqs.get(&init.send_cq).ok_or(missing)?.host,
-            recv_cq: &self.twins.cqs.get(&init.recv_cq).ok_or(missing)?.host,
-            srq: match init.srq {
-                Some(srq) => Some(&self.twins.srqs.get(&srq).ok_or(missing)?.host),
-                None => None,
-            },
+            pd: twins.pd(init.pd)?,
+            send_cq: twins.cq(init.send_cq)?,
+            recv_cq: twins.cq(init.recv_cq)?,
+            srq: init.srq.map(|srq| twins.srq(srq)).transpose()?,
             cap: init.cap,
         };
         // Those with taken numbers are kept until another one is found, or the host would hand them out again.
         let mut parked = Vec::new();
         for _ in 0..QPN_TRIES {
-            let (host, qpn) = self.device.create_qp(&parts, qp.0).map_err(host_error)?;
+            let (host, qpn) = device.create_qp(&parts, qp.0).map_err(host_error)?;
             if !self.engine_qpns.values().any(|taken| *taken == qpn) {
                 return Ok((host, qpn));
             }

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use verbs::{
-    AddressVector, Error, PdId, QpId, QpState, QpType, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, SrqId,
-    UdAddress, WcStatus,
+    AddressVector, Error, PdId, QpAttr, QpAttrMask, QpId, QpState, QpType, Qpn, RecvWr, SendFlags, SendOp,
+    SendWr, Sge, SrqId, UdAddress, WcStatus,
 };
 
 use super::objects::{Recv, Send, is_mirrored};
-use super::{MirrorProvider, host_error};
+use super::{GONE, MirrorProvider, host_error};
 use crate::device::{Device, HostSend};
 
 /// Memory that no key gives access to. Posted in the place of a request that must fail: it does so when its turn comes, and
@@ -38,7 +38,7 @@ impl<D: Device> MirrorProvider<D> {
             return Err(Error::Exhausted);
         }
         let kind = (twin.init.pd, twin.init.qp_type);
-        if self.is_gone {
+        if self.device.is_none() {
             self.keep_send(qp, wr, None, None);
             self.flush(qp);
             return Ok(());
@@ -75,6 +75,7 @@ impl<D: Device> MirrorProvider<D> {
 
     fn post_twin(&mut self, qp: QpId, wr: &SendWr, plan: &Twin<D::Ah>) -> io::Result<()> {
         let Some(twin) = self.twins.qps.get(&qp) else { return Ok(()) };
+        let (Some(device), Some(target)) = (&mut self.device, &twin.host) else { return Ok(()) };
         let nobody = UdAddress { av: AddressVector::default(), qpn: NOBODY, qkey: 0 };
         let is_datagram = twin.init.qp_type == QpType::Ud;
         let stand_in = || {
@@ -93,7 +94,7 @@ impl<D: Device> MirrorProvider<D> {
             }
         };
         let host = HostSend { wr_id: twin.send.next_name(), op, flags: wr.flags, sges, ah };
-        self.device.post_send(&twin.host, &host)
+        device.post_send(target, &host)
     }
 
     fn keep(&mut self, qp: QpId, wr: &SendWr, plan: Twin<D::Ah>) {
@@ -119,9 +120,10 @@ impl<D: Device> MirrorProvider<D> {
     /// The address handle of a path that starts at a row of the guest's GID table.
     fn address(&mut self, pd: PdId, av: &AddressVector) -> Option<Arc<D::Ah>> {
         let Self { addresses, gids, device, twins, now, .. } = self;
+        let device = device.as_mut()?;
         addresses.get(*now, pd, av, || {
             let row = device.gid_index(gids.on_host(av.sgid_index.into())?)?;
-            device.create_ah(twins.pds.get(&pd)?, av, row).ok()
+            device.create_ah(twins.pd(pd).ok()?, av, row).ok()
         })
     }
 
@@ -131,10 +133,11 @@ impl<D: Device> MirrorProvider<D> {
             return None;
         }
         let Self { addresses, device, twins, now, .. } = self;
+        let device = device.as_mut()?;
         let (dgid, row) = device.own_gid()?;
         let av = AddressVector { dgid, sgid_index: row, hop_limit: 1, ..AddressVector::default() };
-        let pd_twin = twins.pds.get(&pd)?;
-        addresses.get(*now, pd, &av, || device.create_ah(pd_twin, &av, row).ok())
+        let domain = twins.pd(pd).ok()?;
+        addresses.get(*now, pd, &av, || device.create_ah(domain, &av, row).ok())
     }
 
     pub(super) fn post_host_recv(&mut self, qp: QpId, wr: &RecvWr) -> Result<(), Error> {
@@ -146,14 +149,15 @@ impl<D: Device> MirrorProvider<D> {
             return Err(Error::Exhausted);
         }
         let recv = Recv { wr_id: wr.wr_id, fails: wr.bad };
-        if self.is_gone {
+        let (Some(device), Some(host)) = (&mut self.device, &twin.host) else {
             twin.recv.push(recv);
             self.flush(qp);
             return Ok(());
+        };
+        device.post_recv(host, twin.recv.next_name(), scatter(wr)).map_err(host_error)?;
+        if twin.suspect {
+            flush_late(device, host);
         }
-        let name = twin.recv.next_name();
-        let sges = scatter(wr);
-        self.device.post_recv(&twin.host, name, sges).map_err(host_error)?;
         twin.recv.push(recv);
         self.counters.receives += 1;
         Ok(())
@@ -164,10 +168,26 @@ impl<D: Device> MirrorProvider<D> {
         if twin.queue.is_full() {
             return Err(Error::Exhausted);
         }
-        self.device.post_srq_recv(&twin.host, twin.queue.next_name(), scatter(wr)).map_err(host_error)?;
+        let (Some(device), Some(host)) = (&mut self.device, &twin.host) else { return Err(GONE) };
+        device.post_srq_recv(host, twin.queue.next_name(), scatter(wr)).map_err(host_error)?;
         twin.queue.push(Recv { wr_id: wr.wr_id, fails: wr.bad });
         self.counters.receives += 1;
         Ok(())
+    }
+}
+
+/// Sees to it that a receive which came too late for the error state is flushed all the same.
+///
+/// A device in software (`rdma_rxe`) finds what its user puts in a receive queue only when it looks there for a message. It
+/// looks as well whenever a queue pair is moved to the error state, where hardware does not mind being moved to again.
+fn flush_late<D: Device>(device: &mut D, qp: &D::Qp) {
+    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    let flushed = device.query_qp(qp).and_then(|attr| match attr.state {
+        QpState::Err => device.modify_qp(qp, &error, QpAttrMask::STATE, 0),
+        _ => Ok(()),
+    });
+    if let Err(error) = flushed {
+        device_model::guest_warn!(%error, "The host did not flush a late receive");
     }
 }
 

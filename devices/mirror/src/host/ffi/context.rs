@@ -89,6 +89,16 @@ impl Context {
         [completions, others].map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
+    /// Name of the file by which the device was opened, `uverbs0` or the like.
+    pub(in crate::host) fn file_name(&self) -> String {
+        // SAFETY: the context is open.
+        let device = unsafe { self.raw.as_ref() }.device;
+        // SAFETY: a device lives as long as a context of it.
+        let name = unsafe { &(*device).dev_name };
+        // SAFETY: libibverbs ends names with a zero byte.
+        unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
+    }
+
     /// What device and port can do.
     pub(in crate::host) fn limits(&self) -> io::Result<Limits> {
         let mut device = ffi::ibv_device_attr::default();

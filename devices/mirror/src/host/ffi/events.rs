@@ -2,25 +2,22 @@
 
 use std::ptr::null_mut;
 
-use ibverbs_sys as ffi;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use super::{Context, pointer_to_tag};
 use crate::device::HostEvent;
+use ibverbs_sys as ffi;
 
-/// Events taken of each kind in one call.
+/// Events taken in one call.
 const BATCH: usize = 64;
 
 impl Context {
-    /// Appends events that wait, at most a batch of each kind. Returns whether there may be more.
-    pub(in crate::host) fn events(&self, out: &mut Vec<HostEvent>) -> bool {
-        let mut fds = self.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        if !matches!(poll(&mut fds, Some(&Timespec::default())), Ok(ready) if ready > 0) {
-            return false;
-        }
-        let [completions, others] = fds.map(|fd| !fd.revents().is_empty());
-        let more = completions && self.take(out, Self::completion_event);
-        more | (others && self.take(out, Self::other_event))
+    /// Appends a batch of events of completions. Returns whether there may be more.
+    pub(in crate::host) fn take_completions(&self, out: &mut Vec<HostEvent>) -> bool {
+        self.take(out, Self::completion_event)
+    }
+
+    /// Appends a batch of all other events. Returns whether there may be more.
+    pub(in crate::host) fn take_others(&self, out: &mut Vec<HostEvent>) -> bool {
+        self.take(out, Self::other_event)
     }
 
     fn take(&self, out: &mut Vec<HostEvent>, next: impl Fn(&Self) -> Option<Option<HostEvent>>) -> bool {

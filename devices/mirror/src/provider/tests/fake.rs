@@ -32,6 +32,10 @@ pub struct State {
     pub qpns: VecDeque<u32>,
     /// State and row of the last modification.
     pub modified: Vec<(QpState, u8)>,
+    /// What a query finds, unless it is what nobody else says.
+    pub qp_state: Option<QpState>,
+    /// Whether requests are flushed by a move to the error state, and by nothing else: the way of `rdma_rxe`.
+    pub flushes_when_moved: bool,
     /// errno of the next post.
     pub refuse: Option<i32>,
     /// Addresses on the interface.
@@ -138,11 +142,15 @@ impl Device for Host {
 
     fn modify_qp(&mut self, _: &Object, attr: &QpAttr, _: QpAttrMask, row: u8) -> io::Result<()> {
         self.state().modified.push((attr.state, row));
+        let moved = self.state().flushes_when_moved && attr.state == QpState::Err;
+        while moved && !self.state().posted.is_empty() {
+            self.finish(WcStatus::WrFlushErr);
+        }
         Ok(())
     }
 
     fn query_qp(&self, _: &Object) -> io::Result<QpAttr> {
-        Ok(QpAttr { state: QpState::Sqe, ..QpAttr::default() })
+        Ok(QpAttr { state: self.state().qp_state.unwrap_or(QpState::Sqe), ..QpAttr::default() })
     }
 
     fn create_ah(&mut self, _: &Object, av: &AddressVector, _: u8) -> io::Result<Object> {

@@ -64,6 +64,10 @@ impl World {
         self.mirror.post_send(QP, SendWr { wr_id, op, flags, sges: smallvec![] }).unwrap();
     }
 
+    fn receive(&mut self, wr_id: u64) {
+        self.mirror.post_recv(QP, RecvWr { wr_id, sges: smallvec![], bad: None }).unwrap();
+    }
+
     fn events(&mut self) -> Vec<ProviderEvent> {
         while self.mirror.advance(NOW) {}
         std::iter::from_fn(|| self.mirror.poll_event()).collect()
@@ -218,6 +222,38 @@ fn a_bad_receive_that_the_host_takes_for_good_stops_the_queue_pair() {
 }
 
 #[test]
+fn receives_that_come_after_the_error_state_are_flushed_too() {
+    let mut world = World::connected(QpType::Rc);
+    world.host.state().flushes_when_moved = true;
+    world.receive(1);
+    world.modify(QpState::Err).unwrap();
+    world.host.state().qp_state = Some(QpState::Err);
+    // Posted before the guest moved the queue pair, but its doorbell is slower than a command.
+    world.receive(2);
+    assert_eq!(told(&world.events()), ["recv", "1 WrFlushErr", "recv", "2 WrFlushErr"]);
+}
+
+#[test]
+fn receives_are_flushed_also_when_the_host_itself_stopped_the_queue_pair() {
+    let mut world = World::connected(QpType::Rc);
+    world.host.state().flushes_when_moved = true;
+    world.post(1, SEND, SendFlags::SIGNALED);
+    world.host.finish(WcStatus::RetryExcErr);
+    world.host.state().qp_state = Some(QpState::Err);
+    assert_eq!(told(&world.events()), ["send", "1 RetryExcErr"]);
+    world.receive(2);
+    assert_eq!(told(&world.events()), ["recv", "2 WrFlushErr"]);
+    // A datagram queue pair goes on receiving when its sends have stopped.
+    let mut world = World::connected(QpType::Ud);
+    world.post(1, datagram(), SendFlags::SIGNALED);
+    world.host.finish(WcStatus::LocQpOpErr);
+    world.events();
+    let moves = world.host.state().modified.len();
+    world.receive(2);
+    assert_eq!(world.host.state().modified.len(), moves);
+}
+
+#[test]
 fn completions_from_before_a_reset_or_of_a_queue_pair_that_is_gone_are_not_seen() {
     let mut world = World::connected(QpType::Rc);
     world.post(1, SEND, SendFlags::SIGNALED);
@@ -296,11 +332,19 @@ fn a_completion_queue_that_overflowed_stops_its_queue_pairs() {
 fn a_device_that_goes_away_flushes_everything() {
     let mut world = World::connected(QpType::Rc);
     world.post(1, SEND, SendFlags::empty());
-    world.mirror.post_recv(QP, RecvWr { wr_id: 2, sges: smallvec![], bad: None }).unwrap();
+    world.receive(2);
     world.host.state().events.push_back(HostEvent::DeviceFatal);
     let events = told(&world.events());
     let expected = ["send", "1 WrFlushErr", "recv", "2 WrFlushErr", "QpFatal(QpId(1))", "DeviceFatal"];
     assert_eq!(events, expected);
+    {
+        // Who removes the device waits until nobody uses it.
+        let state = world.host.state();
+        assert!(state.alive.values().all(|count| *count == 0), "{:?}", state.alive);
+        assert!(state.addresses.is_empty());
+    }
+    world.mirror.set_gid(GidEntry { index: 4, gid: ADDRESS.into() }).unwrap();
+    assert!(world.host.state().addresses.is_empty());
     world.post(3, SEND, SendFlags::SIGNALED);
     assert_eq!(told(&world.events()), ["send", "3 WrFlushErr"]);
     assert!(matches!(world.mirror.create_pd(PdId(1), Owner::User), Err(Error::Host(_))));

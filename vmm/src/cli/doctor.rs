@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use vmm_api::Client;
 
 use super::inspect::explain;
-use crate::doctor::{Finding, Level, check_disk, check_host, check_machine, check_modules, check_root};
+use crate::config::values::ByteSize;
+use crate::doctor::{
+    Finding, Level, check_device, check_disk, check_host, check_machine, check_modules, check_root,
+};
 use crate::error::{Exit, Result};
 
 const STATUS: &str = "\
@@ -27,6 +30,14 @@ pub(super) struct Command {
     #[arg(long, value_name = "IMAGE")]
     disk: Vec<PathBuf>,
 
+    /// RDMA device of this host to check for provider=host
+    #[arg(long, value_name = "NAME")]
+    device: Vec<String>,
+
+    /// Memory of the guest that would use it
+    #[arg(long, value_name = "SIZE", default_value = "1G", requires = "device")]
+    memory: ByteSize,
+
     /// API socket of a running machine to check
     #[arg(long, value_name = "PATH")]
     api_socket: Option<PathBuf>,
@@ -38,6 +49,7 @@ impl Command {
         findings.extend(self.modules.iter().flat_map(|tree| check_modules(tree)));
         findings.extend(self.root.iter().flat_map(|root| check_root(root)));
         findings.extend(self.disk.iter().flat_map(|image| check_disk(image)));
+        findings.extend(self.device.iter().flat_map(|device| check_device(device, self.memory.0)));
         if let Some(path) = &self.api_socket {
             let report =
                 Client::connect(path).and_then(|mut client| client.rdma_show(None)).map_err(explain)?;

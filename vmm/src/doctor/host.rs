@@ -95,7 +95,7 @@ fn rdma(facts: &Facts) -> Finding {
     const SUBJECT: &str = "Host RDMA devices";
     let state = match &facts.rdma_devices[..] {
         [] => "none; none needed".to_owned(),
-        devices => format!("{}; not used, the engine is in the monitor", devices.join(", ")),
+        devices => format!("{}; used with provider=host only (--device checks one)", devices.join(", ")),
     };
     Finding::good(SUBJECT, state)
 }
@@ -113,7 +113,7 @@ fn huge_pages(meminfo: &str) -> (u64, u64) {
     (value("HugePages_Total:"), value("HugePages_Free:"))
 }
 
-fn names_in(directory: &Path) -> Vec<String> {
+pub(super) fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();

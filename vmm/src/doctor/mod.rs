@@ -7,6 +7,7 @@ mod guest;
 mod host;
 mod kernel_config;
 mod machine;
+mod mirror;
 mod modules;
 
 use std::fmt;
@@ -15,6 +16,7 @@ pub use disk::check_disk;
 pub use guest::check_root;
 pub use host::check_host;
 pub use machine::check_machine;
+pub use mirror::{check_device, check_limits};
 pub use modules::check_modules;
 
 /// How much a finding matters.

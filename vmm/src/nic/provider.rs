@@ -7,6 +7,8 @@ use roce::{RoceConfig, RoceProvider};
 use verbs::Provider;
 
 use super::port::NicPort;
+#[cfg(feature = "mirror")]
+use crate::doctor::{Finding, Level, check_limits};
 use crate::error::{Error, Result};
 use crate::machine::SlotBuilder;
 
@@ -53,13 +55,15 @@ fn mirror(
     device: &str,
     address: std::net::IpAddr,
 ) -> Result<Made> {
-    use mirror::host::{HostDevice, InterfaceAddresses, warnings};
+    use mirror::host::{HostDevice, InterfaceAddresses};
     use mirror::{GidPolicy, MirrorProvider};
     use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
     let ram = slots.ram_regions();
-    for warning in warnings(ram.iter().map(|region| region.len()).sum()) {
-        tracing::warn!("{warning}");
+    raise_lock_limit();
+    let limits = check_limits(ram.iter().map(|region| region.len()).sum());
+    for Finding { subject, state, remedy, .. } in limits.iter().filter(|limit| limit.level != Level::Good) {
+        tracing::warn!("{subject}: {state}. {remedy}");
     }
     let host = HostDevice::open(device, ram)
         .map_err(|e| Error::Resource(format!("Network port {}: {e}", port.name)))?;
@@ -69,6 +73,17 @@ fn mirror(
     let policy = GidPolicy::new(&[address], port.mac);
     let provider = MirrorProvider::new(Box::new(engine), host, policy, Box::new(addresses));
     Ok(Made { provider: Box::new(provider), wakeup: Some(wakeup), channels: None })
+}
+
+/// Lets this process lock as much memory as it may.
+#[cfg(feature = "mirror")]
+fn raise_lock_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let maximum = getrlimit(Resource::Memlock).maximum;
+    if let Err(error) = setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%error, "The limit on locked memory stays as it is");
+    }
 }
 
 /// Never called: the configuration was refused before.

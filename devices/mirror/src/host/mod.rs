@@ -1,7 +1,6 @@
 //! A device of the host through libibverbs.
 
 mod ffi;
-mod limits;
 mod netlink;
 mod removal;
 
@@ -21,7 +20,6 @@ use self::ffi::{
     AddressHandle, Area, CompletionQueue, Context, MemoryRegion, Parts, ProtectionDomain, QueuePair,
     SharedQueue,
 };
-pub use self::limits::warnings;
 pub use self::netlink::InterfaceAddresses;
 use self::removal::Removal;
 use crate::device::{Device, HostCompletion, HostEvent, HostSend, QpParts};
@@ -61,6 +59,29 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+/// Whether the device of that name can be used.
+///
+/// # Errors
+///
+/// See [`OpenError`].
+pub fn probe(name: &str) -> Result<(), OpenError> {
+    open(name).map(drop)
+}
+
+/// Opens a device that can be used. Gives the index of its network interface too.
+fn open(name: &str) -> Result<(Arc<Context>, u32), OpenError> {
+    let failed = |source| OpenError::Open { name: name.to_owned(), source };
+    let context = Context::open(name).map_err(failed)?;
+    let (is_ethernet, is_active) = context.port_state().map_err(failed)?;
+    let interface = context.gids().map_err(failed)?.iter().map(|(_, _, interface)| *interface).next();
+    let interface = interface.filter(|index| is_ethernet && *index != 0);
+    let interface = interface.ok_or_else(|| OpenError::NotRoce(name.to_owned()))?;
+    if !is_active {
+        return Err(OpenError::Down(name.to_owned()));
+    }
+    Ok((context, interface))
+}
+
 /// A RoCE device of the host, open.
 pub struct HostDevice {
     context: Arc<Context>,
@@ -79,14 +100,7 @@ impl HostDevice {
     pub fn open(name: &str, ram: Arc<Ram>) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Open { name: name.to_owned(), source };
         let memory = GuestFile::new(ram).ok_or(OpenError::Memory)?;
-        let context = Context::open(name).map_err(failed)?;
-        let (is_ethernet, is_active) = context.port_state().map_err(failed)?;
-        let interface = context.gids().map_err(failed)?.iter().map(|(_, _, interface)| *interface).next();
-        let interface = interface.filter(|index| is_ethernet && *index != 0);
-        let interface = interface.ok_or_else(|| OpenError::NotRoce(name.to_owned()))?;
-        if !is_active {
-            return Err(OpenError::Down(name.to_owned()));
-        }
+        let (context, interface) = open(name)?;
         let limits = context.limits().map_err(failed)?;
         let removal = Removal::of(&context.file_name()).map_err(failed)?;
         Ok(Self { context, removal, limits, memory, interface })

@@ -203,7 +203,7 @@ fn copying(status: &MigrationStatus) -> String {
     if status.rounds > 1 {
         line += &format!(
             ", {}/s sent, {}/s written to, would stand still for {}",
-            mib(status.copied_per_s),
+            mib(status.sent_per_s),
             mib(status.dirtied_per_s),
             millis(status.expected_downtime_us)
         );

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Builder};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use device_model::ram::Ram;
 use device_model::save::Records;
@@ -27,6 +27,8 @@ use crate::error::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one who has just connected may take to say who it is.
 const GREETING: Duration = Duration::from_secs(3);
+/// How long all connections for memory may take to be made.
+const JOINING: Duration = Duration::from_secs(10);
 /// How long is listened to a source before others are looked for: it may have had to connect anew.
 const LISTENING: Duration = Duration::from_millis(500);
 
@@ -329,7 +331,11 @@ fn copy_from(
 /// The connections that memory comes over.
 fn joined(reception: &Reception, hello: &Hello, count: u8) -> Result<Vec<Connection>> {
     let mut connections: Vec<Option<Connection>> = (0..count).map(|_| None).collect();
+    let end = Instant::now() + JOINING;
     while connections.iter().any(Option::is_none) {
+        if Instant::now() > end {
+            return Err(Lost::Silent(JOINING).into());
+        }
         let Some(mut connection) = reception.door.accept(&reception.stop, GREETING)? else { continue };
         if let Ok(Message::Join(session, index)) = connection.receive()
             && session == hello.session

@@ -264,7 +264,7 @@ impl Driver {
         let expected = self.rounds.expected(round.dirty);
         self.board.update(|status| {
             status.remaining_bytes = round.dirty;
-            status.copied_per_s = round.rate();
+            status.sent_per_s = round.rate();
             status.dirtied_per_s = round.dirty_rate();
             status.expected_downtime_us = micros(expected);
             status.held_back_percent = self.brake;
@@ -281,6 +281,10 @@ impl Driver {
     }
 
     fn stop(&mut self) -> Event {
+        // Most of what disks have to write, so that little is left when the machine stands still.
+        if let Err(error) = self.origin.disks.iter().try_for_each(|disk| disk.sync()) {
+            return self.failed(&Error::io("write a disk image back", error));
+        }
         self.board.update(|status| status.phase = MigrationPhase::Stopped);
         self.stopped = Some(Instant::now());
         match self.origin.controls.pause() {

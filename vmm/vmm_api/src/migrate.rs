@@ -107,8 +107,8 @@ pub struct MigrationStatus {
     pub sent_bytes: u64,
     /// Bytes of memory that have yet to be copied.
     pub remaining_bytes: u64,
-    /// Bytes of memory copied a second, zeros included, in the last round.
-    pub copied_per_s: u64,
+    /// Bytes sent a second in the last round.
+    pub sent_per_s: u64,
     /// Bytes of memory a second that the machine wrote to in the last round.
     pub dirtied_per_s: u64,
     /// How long it would stand still if it were stopped now, in microseconds.

@@ -138,6 +138,15 @@ impl RawImage {
         lock(&self.file, &self.path, self.read_only)
     }
 
+    /// Makes all that was written durable.
+    ///
+    /// # Errors
+    ///
+    /// When writing fails.
+    pub fn sync(&self) -> io::Result<()> {
+        self.sync_if(!self.read_only)
+    }
+
     /// Makes all that was written durable, and lets another process take the image. Nothing may be read or written until
     /// [`RawImage::lock`] is called again.
     ///
@@ -145,7 +154,7 @@ impl RawImage {
     ///
     /// When writing fails; this process then keeps the image.
     pub fn release(&self) -> io::Result<()> {
-        self.sync_if(!self.read_only)?;
+        self.sync()?;
         match self.file.unlock() {
             Err(error) if !is_unsupported(&error) => Err(error),
             _ => Ok(()),

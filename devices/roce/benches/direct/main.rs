@@ -22,31 +22,50 @@ const PEER: &str = "--peer";
 
 /// Whoever answers.
 enum Peer {
-    Thread(Option<JoinHandle<()>>),
+    Thread(JoinHandle<u64>),
     Process(Child),
 }
 
 impl Peer {
-    /// Starts one and a side that has a channel to it.
-    fn start(process: bool, echo: bool) -> (Side, Self) {
-        let (own, theirs) = socket_pair();
-        let peer = if process {
-            let mut command = Command::new(std::env::current_exe().expect("own path"));
-            command.arg(PEER).arg(echo.to_string()).stdin(Stdio::from(theirs));
-            Self::Process(command.spawn().expect("start the other process"))
-        } else {
-            Self::Thread(Some(thread::spawn(move || answer(theirs, echo))))
-        };
-        (Side::connect(Role::Asks, own), peer)
+    /// Waits for its end; returns the bytes that it copied.
+    fn join(self) -> u64 {
+        match self {
+            Self::Thread(thread) => thread.join().expect("the other thread"),
+            Self::Process(child) => {
+                let output = child.wait_with_output().expect("the other process");
+                assert!(output.status.success(), "the other process failed");
+                String::from_utf8(output.stdout).expect("text").trim().parse().expect("a number")
+            }
+        }
     }
 }
 
-impl Drop for Peer {
-    fn drop(&mut self) {
-        match self {
-            Self::Thread(thread) => drop(thread.take().map(JoinHandle::join)),
-            Self::Process(child) => drop(child.wait()),
-        }
+/// Two sides with a channel between them: one that asks, here, and one that answers.
+struct Pair {
+    side: Side,
+    peer: Peer,
+}
+
+impl Pair {
+    fn start(process: bool, echo: bool) -> Self {
+        let (own, theirs) = socket_pair();
+        let peer = if process {
+            let mut command = Command::new(std::env::current_exe().expect("own path"));
+            command.arg(PEER).arg(echo.to_string()).stdin(Stdio::from(theirs)).stdout(Stdio::piped());
+            Peer::Process(command.spawn().expect("start the other process"))
+        } else {
+            Peer::Thread(thread::spawn(move || answer(theirs, echo)))
+        };
+        Self { side: Side::connect(Role::Asks, own), peer }
+    }
+
+    /// Ends both. There were no frames, and each byte that was to be copied was copied once.
+    fn finish(self) {
+        let Self { side, peer } = self;
+        let (due, copied) = (side.due_copies(), side.check_carrier());
+        // That is how the other side learns that it is over.
+        drop(side);
+        assert_eq!(copied + peer.join(), due, "bytes copied are not those of the payload");
     }
 }
 
@@ -54,10 +73,15 @@ fn socket_pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair")
 }
 
-/// The other side's life.
-fn answer(socket: OwnedFd, echo: bool) {
+/// The other side's life; returns the bytes that it copied.
+fn answer(socket: OwnedFd, echo: bool) -> u64 {
     let mut side = Side::connect(Role::Answers, socket);
-    if echo { side.echo() } else { side.serve() }
+    if echo {
+        side.echo()
+    } else {
+        side.serve()
+    }
+    side.check_carrier()
 }
 
 /// Median and worst of some figures, where more is better.
@@ -75,7 +99,9 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     if let Some(at) = args.iter().position(|arg| arg == PEER) {
         let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().expect("a socket");
-        return answer(stdin, args.get(at + 1).is_some_and(|echo| echo == "true"));
+        let copied = answer(stdin, args.get(at + 1).is_some_and(|echo| echo == "true"));
+        println!("{copied}");
+        return;
     }
     println!("{:48} {:>12} {:>12} {:>14} {:>8}", "", "median", "worst", "reference", "ratio");
     for (process, who) in [(false, "two threads"), (true, "two processes")] {
@@ -94,13 +120,15 @@ fn bandwidth(process: bool, who: &str) {
                 if !chosen(&name) {
                     continue;
                 }
-                let (mut side, _peer) = Peer::start(process, false);
-                side.stream(size, set, read, Duration::from_millis(100));
-                let mut copies = reference::Copies::new(&side, size, set);
+                let mut pair = Pair::start(process, false);
+                let side = &mut pair.side;
+                // All pages are there once both working sets have been gone through.
+                side.stream(size, set, read, |bytes, _| bytes >= set);
+                let mut copies = reference::Copies::new(side, size, set);
                 let (mut figures, mut ratios, mut references) = (vec![], vec![], vec![]);
                 for _ in 0..RUNS {
                     let reference = copies.run(SPAN);
-                    let figure = side.stream(size, set, read, SPAN);
+                    let figure = side.stream(size, set, read, |_, passed| passed >= SPAN);
                     figures.push(figure);
                     references.push(reference);
                     ratios.push(figure / reference);
@@ -111,7 +139,7 @@ fn bandwidth(process: bool, who: &str) {
                     "{name:48} {median:7.2} GB/s {worst:7.2} GB/s {reference:9.2} GB/s {:7.0}%",
                     100.0 * ratio
                 );
-                side.check_carrier();
+                pair.finish();
             }
         }
     }
@@ -122,12 +150,13 @@ fn rate(process: bool, who: &str) {
     if !chosen(&name) {
         return;
     }
-    let (mut side, _peer) = Peer::start(process, false);
-    side.stream(64, 1 << 20, false, Duration::from_millis(100));
-    let figures = (0..RUNS).map(|_| side.stream(64, 1 << 20, false, SPAN) * 1e3 / 64.0).collect();
+    let mut pair = Pair::start(process, false);
+    let mut run = || pair.side.stream(64, 1 << 20, false, |_, passed| passed >= SPAN) * 1e3 / 64.0;
+    run();
+    let figures = (0..RUNS).map(|_| run()).collect();
     let (median, worst) = sorted(figures);
     println!("{name:48} {median:8.2} M/s {worst:8.2} M/s");
-    side.check_carrier();
+    pair.finish();
 }
 
 fn latency(process: bool, who: &str) {
@@ -135,9 +164,9 @@ fn latency(process: bool, who: &str) {
     if !chosen(&name) {
         return;
     }
-    let (mut side, _peer) = Peer::start(process, true);
-    side.ping(Duration::from_millis(100));
-    let figures = (0..RUNS).map(|_| -side.ping(SPAN)).collect();
+    let mut pair = Pair::start(process, true);
+    pair.side.ping(SPAN);
+    let figures = (0..RUNS).map(|_| -pair.side.ping(SPAN)).collect();
     let (median, worst) = sorted(figures);
     let reference = reference::cache_line(SPAN);
     println!(
@@ -146,7 +175,7 @@ fn latency(process: bool, who: &str) {
         -worst,
         -median / reference
     );
-    side.check_carrier();
+    pair.finish();
 }
 
 /// Nanoseconds since the program began.

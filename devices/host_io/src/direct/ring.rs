@@ -34,6 +34,10 @@ const DATA: usize = 4096;
 const SLOT: u64 = 64;
 /// Bytes before a record.
 const PREFIX: usize = 8;
+/// Bytes that a reader copies at once if there are so many.
+const AHEAD: usize = 4096;
+/// Most bytes that it copies at once.
+const STAGE: usize = PREFIX + MAX_RECORD;
 /// Instead of a length: nothing more until the end of the ring.
 const SKIP: u32 = u32::MAX;
 
@@ -215,6 +219,26 @@ pub struct Reader {
     head: u64,
     /// The writer wrote nonsense.
     broken: bool,
+    stage: Stage,
+}
+
+/// A private copy of a piece of the ring. Lines that the other core wrote are slow to come one after the other and fast to
+/// come all at once, so that many short records are copied together.
+#[derive(Debug)]
+struct Stage {
+    bytes: Box<[u8; STAGE]>,
+    /// What of the ring it is.
+    start: u64,
+    end: u64,
+}
+
+impl Stage {
+    /// The `len` bytes at `at`, if all of them are here.
+    fn get(&self, at: u64, len: usize) -> Option<&[u8]> {
+        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        let end = self.end.checked_sub(self.start).and_then(|len| usize::try_from(len).ok())?;
+        self.bytes.get(..end)?.get(from..from.checked_add(len)?)
+    }
 }
 
 impl Reader {
@@ -228,7 +252,8 @@ impl Reader {
         if fstat(&fd)?.st_size != (DATA as u64 + SIZE) as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a ring of another size"));
         }
-        Ok(Self { memory: Memory::map(File::from(fd))?, tail: 0, head: 0, broken: false })
+        let stage = Stage { bytes: Box::new([0; STAGE]), start: 0, end: 0 };
+        Ok(Self { memory: Memory::map(File::from(fd))?, tail: 0, head: 0, broken: false, stage })
     }
 
     /// Gives the record before back and copies the next one to `buf`; returns its length.
@@ -261,22 +286,34 @@ impl Reader {
         }
         let len = usize::try_from(len).ok().filter(|len| *len <= MAX_RECORD)?;
         let end = self.tail.checked_add(slot(len)).filter(|end| *end <= self.head)?;
-        let start = place(self.tail) + PREFIX as u64;
-        if start + len as u64 > SIZE {
-            return None;
-        }
-        self.memory.data(start, len)?.copy_to(buf.get_mut(..len)?);
+        let record = self.staged(self.tail, PREFIX + len)?.get(PREFIX..)?;
+        buf.get_mut(..len)?.copy_from_slice(record);
         self.tail = end;
         Some(len)
     }
 
-    fn len(&self) -> Option<u32> {
-        if self.tail >= self.head {
-            return None;
+    fn len(&mut self) -> Option<u32> {
+        let bytes = self.staged(self.tail, size_of::<u32>())?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    /// The `len` bytes at `at` of what the writer has shown; they are in one piece, or the writer wrote nonsense.
+    fn staged(&mut self, at: u64, len: usize) -> Option<&[u8]> {
+        if self.stage.get(at, len).is_none() {
+            self.fill(at, len)?;
         }
-        let mut bytes = [0; 4];
-        self.memory.data(place(self.tail), bytes.len())?.copy_to(&mut bytes);
-        Some(u32::from_le_bytes(bytes))
+        self.stage.get(at, len)
+    }
+
+    /// Copies what was shown from `at` on, as much as may be of use and `len` bytes at least.
+    fn fill(&mut self, at: u64, len: usize) -> Option<()> {
+        let shown = self.head.checked_sub(at)?.min(SIZE - place(at));
+        let take = usize::try_from(shown).ok()?.min(len.max(AHEAD));
+        // Not valid while it is being filled, nor if that fails.
+        (self.stage.start, self.stage.end) = (at, at);
+        self.memory.data(place(at), take)?.copy_to(self.stage.bytes.get_mut(..take)?);
+        self.stage.end = at.checked_add(take as u64)?;
+        Some(())
     }
 
     /// Whether the writer waits for room and has to be woken, if all has been taken.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -79,9 +80,46 @@ pub trait Link: Send + Sync {
     /// `WouldBlock` when the link's queue is full; any other error when the link is gone. The frame is lost either way.
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
 
+    /// Sends whole frames, one a slice, and as many of them at a time as the link can. Returns how many it took, from the
+    /// first on; for the next one its queue is full. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// When the link is gone, and the frames with it.
+    fn send_batch(&self, frames: &[IoSlice<'_>]) -> io::Result<usize> {
+        for (taken, frame) in frames.iter().enumerate() {
+            match self.send(std::slice::from_ref(frame)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(taken),
+                other => other?,
+            }
+        }
+        Ok(frames.len())
+    }
+
     /// Takes one received frame into `buf` and returns its length, or `None` when nothing waits. Never blocks. A frame
     /// longer than `buf` is dropped.
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>>;
+
+    /// Takes what waits into `buf` while that has room for any frame, and appends the place of each frame to `frames` until
+    /// these are `most` or a few more. Never blocks.
+    ///
+    /// A link may have the kernel join frames for the sake of this call. Its user takes frames this way or by
+    /// [`Link::recv`], not by both.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Link::recv`]; what came before is in `frames`.
+    fn recv_batch(&self, buf: &mut [u8], most: usize, frames: &mut Vec<Range<usize>>) -> io::Result<()> {
+        let mut start = 0;
+        while frames.len() < most
+            && let Some(room) = buf.get_mut(start..).filter(|room| room.len() >= MAX_FRAME)
+            && let Some(len) = self.recv(room)?
+        {
+            frames.push(start..start + len);
+            start += len;
+        }
+        Ok(())
+    }
 
     /// Becomes readable when [`Link::recv`] may have a frame; `None` for links that are only polled.
     fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
@@ -101,8 +139,16 @@ impl<L: Link + ?Sized> Link for Arc<L> {
         (**self).send(parts)
     }
 
+    fn send_batch(&self, frames: &[IoSlice<'_>]) -> io::Result<usize> {
+        (**self).send_batch(frames)
+    }
+
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
         (**self).recv(buf)
+    }
+
+    fn recv_batch(&self, buf: &mut [u8], most: usize, frames: &mut Vec<Range<usize>>) -> io::Result<()> {
+        (**self).recv_batch(buf, most, frames)
     }
 
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -8,6 +8,16 @@ macro_rules! forward_to_inner {
             self.inner.recv(buf)
         }
     };
+    (@ recv_batch) => {
+        fn recv_batch(
+            &self,
+            buf: &mut [u8],
+            most: usize,
+            frames: &mut Vec<std::ops::Range<usize>>,
+        ) -> std::io::Result<()> {
+            self.inner.recv_batch(buf, most, frames)
+        }
+    };
     (@ readable_fd) => {
         fn readable_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
             self.inner.readable_fd()

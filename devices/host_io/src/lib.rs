@@ -17,7 +17,7 @@
 //!
 //! [`file_io`] reads and writes files without waiting.
 //!
-//! Not here: segmentation and receive offload, several frames in one system call, routing, encryption.
+//! UDP ports send and take several frames in one call. Not here: that for the switch and tap interfaces, routing, encryption.
 //!
 //! # Trust
 //!

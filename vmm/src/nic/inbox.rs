@@ -32,13 +32,7 @@ impl Inbox {
     /// The link's; the frames before it are in the batch.
     pub(super) fn fill(&mut self, link: &dyn Link) -> io::Result<()> {
         self.frames.clear();
-        let mut start = 0;
-        while start < BATCH_BYTES && self.frames.len() < BATCH_FRAMES {
-            let Some(length) = link.recv(&mut self.bytes[start..])? else { break };
-            self.frames.push(start..start + length);
-            start += length;
-        }
-        Ok(())
+        link.recv_batch(&mut self.bytes, BATCH_FRAMES, &mut self.frames)
     }
 
     /// The frames of the batch in the order they came.

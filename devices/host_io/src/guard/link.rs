@@ -21,7 +21,7 @@ pub struct Guard<L> {
     dropped: [AtomicU64; Violation::ALL.len()],
 }
 
-impl<L: Link> Guard<L> {
+impl<L> Guard<L> {
     /// Puts the policy in front of `inner`.
     pub fn new(inner: L, policy: AddressPolicy) -> Self {
         Self { inner, policy, dropped: Default::default() }
@@ -33,6 +33,17 @@ impl<L: Link> Guard<L> {
             let counter = self.dropped.get(violation as usize);
             (violation, counter.map_or(0, |counter| counter.load(Ordering::Relaxed)))
         })
+    }
+
+    /// Judges a frame, the first bytes of which it copies to `head`.
+    fn check<'h>(
+        &self,
+        parts: &[IoSlice<'_>],
+        head: &'h mut [u8; HEAD],
+    ) -> Result<(), (Violation, &'h [u8])> {
+        let len = frame::peek(parts, head);
+        let head = head.get(..len).unwrap_or_default();
+        self.policy.check(head).map_err(|violation| (violation, head))
     }
 
     fn drop_frame(&self, violation: Violation, head: &[u8]) {
@@ -47,16 +58,32 @@ impl<L: Link> Guard<L> {
 impl<L: Link> Link for Guard<L> {
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let mut head = [0; HEAD];
-        let len = frame::peek(parts, &mut head);
-        let head = head.get(..len).unwrap_or_default();
-        match self.policy.check(head) {
+        match self.check(parts, &mut head) {
             Ok(()) => self.inner.send(parts),
-            Err(violation) => {
+            Err((violation, head)) => {
                 self.drop_frame(violation, head);
                 Ok(())
             }
         }
     }
 
-    forward_to_inner!(recv, readable_fd, mtu, is_up);
+    fn send_batch(&self, frames: &[IoSlice<'_>]) -> io::Result<usize> {
+        let allowed = |frame: &&IoSlice<'_>| self.check(std::slice::from_ref(*frame), &mut [0; HEAD]).is_ok();
+        let mut taken = 0;
+        while let Some(rest) = frames.get(taken..).filter(|rest| !rest.is_empty()) {
+            let (good, rest) = rest.split_at(rest.iter().take_while(allowed).count());
+            let sent = self.inner.send_batch(good)?;
+            taken += sent;
+            if sent < good.len() {
+                break;
+            }
+            if let Some(bad) = rest.first() {
+                self.send(std::slice::from_ref(bad))?;
+                taken += 1;
+            }
+        }
+        Ok(taken)
+    }
+
+    forward_to_inner!(recv, recv_batch, readable_fd, mtu, is_up);
 }

@@ -1,8 +1,9 @@
 //! What a guest may and may not claim, frame by frame.
 
+use std::io::IoSlice;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use device_model::net::MacAddr;
+use device_model::net::{Link, MacAddr};
 use etherparse::{
     ArpHardwareId, ArpOperation, ArpPacket, EtherType, IpNumber, PacketBuilder, PacketBuilderStep, VlanId,
 };
@@ -166,6 +167,18 @@ fn guard_drops_and_counts_what_it_does_not_send() {
     assert_eq!(recv(&guard), udp4(V4, 1, 2));
     let counted: Vec<_> = guard.counters().into_iter().filter(|(_, n)| *n > 0).collect();
     assert_eq!(counted, [(Violation::Ip, 1), (Violation::Neighbour, 1)]);
+}
+
+#[test]
+fn guard_sends_what_is_allowed_of_a_batch() {
+    let (near, far) = pair(1500).unwrap();
+    let guard = Guard::new(near, policy());
+    let (good, bad) = (udp4(V4, 1, 2), udp4(PEER_V4, 1, 2));
+    let batch = [&good, &bad, &good, &good, &bad].map(|frame| IoSlice::new(frame));
+    assert_eq!(guard.send_batch(&batch).unwrap(), batch.len());
+    (0..3).for_each(|_| assert_eq!(recv(&far), good));
+    assert!(is_silent(&far));
+    assert_eq!(guard.counters().iter().map(|(_, n)| n).sum::<u64>(), 2);
 }
 
 proptest! {

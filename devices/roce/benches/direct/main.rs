@@ -10,9 +10,10 @@ mod side;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant as Clock};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use side::{Role, Side};
 
 const RUNS: usize = 5;
@@ -73,8 +74,16 @@ fn socket_pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair")
 }
 
+/// Keeps the calling thread on one processor, so that no two of those that poll ever share one.
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).expect("two processors");
+}
+
 /// The other side's life; returns the bytes that it copied.
 fn answer(socket: OwnedFd, echo: bool) -> u64 {
+    pin(1);
     let mut side = Side::connect(Role::Answers, socket);
     if echo {
         side.echo()
@@ -103,6 +112,7 @@ fn main() {
         println!("{copied}");
         return;
     }
+    pin(0);
     println!("{:48} {:>12} {:>12} {:>14} {:>8}", "", "median", "worst", "reference", "ratio");
     for (process, who) in [(false, "two threads"), (true, "two processes")] {
         bandwidth(process, who);
@@ -176,9 +186,4 @@ fn latency(process: bool, who: &str) {
         -median / reference
     );
     pair.finish();
-}
-
-/// Nanoseconds since the program began.
-fn elapsed(start: Clock) -> u64 {
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,18 +1,21 @@
-//! One engine with its memory and its channel.
+//! One engine with its memory, and its channel or link.
+
+#![allow(dead_code, unreachable_pub, reason = "each benchmark uses its own part")]
 
 use std::fs::File;
 use std::hint::{black_box, spin_loop};
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
-use device_model::net::MacAddr;
+use device_model::net::{Link, MAX_FRAME, MacAddr};
 use device_model::ram::{GuestRam, Ram};
 use device_model::time::Instant;
 use host_io::direct::channel::Offer;
 use host_io::loopback::Unplugged;
-use roce::engine::Config;
+use roce::engine::{Config, Counters};
 use roce::wire::message::MAX_VALUE;
 use roce::{RoceConfig, RoceProvider};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -24,8 +27,6 @@ use verbs::{
 use vm_memory::bitmap::{AtomicBitmap, NewBitmap};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
-
-use super::elapsed;
 
 /// Bytes of memory: a source and a target of the larger working set, and a page for words.
 const RAM: u64 = (512 << 20) + 4096;
@@ -75,9 +76,22 @@ impl Role {
     }
 }
 
+/// Frames from a link.
+pub struct Inbox {
+    bytes: Box<[u8]>,
+    frames: Vec<Range<usize>>,
+}
+
+impl Inbox {
+    pub fn new() -> Self {
+        Self { bytes: vec![0; 5 * MAX_FRAME].into(), frames: Vec::new() }
+    }
+}
+
 pub struct Side {
     pub ram: Arc<Ram>,
     provider: RoceProvider,
+    link: Arc<dyn Link>,
     lkey: u32,
     rkey: u32,
     start: Clock,
@@ -102,9 +116,8 @@ pub fn memory() -> Arc<Ram> {
 }
 
 /// A provider with a queue pair, whose numbers follow from its role; returns them too.
-fn provider(role: Role, ram: Arc<Ram>) -> (RoceProvider, Qpn, u32) {
+fn provider(role: Role, ram: Arc<Ram>, link: Arc<dyn Link>) -> (RoceProvider, Qpn, u32) {
     let engine = Config { secret: u64::from(role.number()), ..Config::default() };
-    let link = Arc::new(Unplugged::new(9000));
     let mut provider =
         RoceProvider::new(RoceConfig { mac: role.mac(), engine }, ram, link).expect("a provider");
     provider.create_pd(PD, Owner::User).expect("a domain");
@@ -133,11 +146,8 @@ fn provider(role: Role, ram: Arc<Ram>) -> (RoceProvider, Qpn, u32) {
 impl Side {
     /// An engine with a channel to the one at the other end of `socket`.
     pub fn connect(role: Role, socket: OwnedFd) -> Self {
-        let ram = memory();
-        let (mut provider, _, lkey) = provider(role, Arc::clone(&ram));
-        let small = Arc::clone(&ram);
-        let (_, peer, rkey) = self::provider(role.other(), small);
-        let mut offer = Offer::new(socket, &ram, None).expect("an offer");
+        let mut side = Self::over(role, Arc::new(Unplugged::new(9000)));
+        let mut offer = Offer::new(socket, &side.ram, None).expect("an offer");
         let channel = loop {
             match offer.accept().expect("a channel") {
                 Ok(channel) => break channel,
@@ -145,16 +155,34 @@ impl Side {
             }
             std::thread::yield_now();
         };
-        provider.attach(role.other().mac(), Box::new(channel));
+        side.provider.attach(role.other().mac(), Box::new(channel));
+        side
+    }
+
+    /// An engine whose packets take `link`.
+    pub fn over(role: Role, link: Arc<dyn Link>) -> Self {
+        let ram = memory();
+        let (mut provider, _, lkey) = provider(role, Arc::clone(&ram), Arc::clone(&link));
+        // What the other side's numbers are follows from its role.
+        let (_, peer, rkey) = self::provider(role.other(), Arc::clone(&ram), Arc::clone(&link));
         bring_up(&mut provider, role.other(), peer);
-        Self { ram, provider, lkey, rkey, start: Clock::now(), posted: 0, done: 0, due_copies: 0 }
+        Self { ram, provider, link, lkey, rkey, start: Clock::now(), posted: 0, done: 0, due_copies: 0 }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(elapsed(self.start))
+    /// Takes what waits at the link.
+    pub fn receive(&mut self, now: Instant, inbox: &mut Inbox) {
+        inbox.frames.clear();
+        self.link.recv_batch(&mut inbox.bytes, 64, &mut inbox.frames).expect("a link");
+        for frame in inbox.frames.drain(..) {
+            self.provider.receive(now, &inbox.bytes[frame]);
+        }
     }
 
-    fn turn(&mut self, now: Instant) {
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub fn turn(&mut self, now: Instant) {
         self.provider.advance(now);
         while let Some(event) = self.provider.poll_event() {
             match event {
@@ -179,6 +207,18 @@ impl Side {
     /// Streams requests of `size` bytes over a working set until enough bytes were asked for or time has passed; returns
     /// gigabytes a second.
     pub fn stream(&mut self, size: u32, set: u64, read: bool, enough: impl Fn(u64, Duration) -> bool) -> f64 {
+        self.stream_by(size, set, read, enough, Self::turn)
+    }
+
+    /// The same, where `turn` lets the engine work.
+    pub fn stream_by(
+        &mut self,
+        size: u32,
+        set: u64,
+        read: bool,
+        enough: impl Fn(u64, Duration) -> bool,
+        mut turn: impl FnMut(&mut Self, Instant),
+    ) -> f64 {
         let depth = (DEPTH_BYTES / u64::from(size)).clamp(4, DEPTH);
         let rkey = self.rkey;
         let (first, start) = (self.posted, Clock::now());
@@ -195,13 +235,26 @@ impl Side {
                     };
                     self.post(op, local, size);
                 }
-                self.turn(now);
+                turn(self, now);
             }
         }
         while self.done < self.posted {
-            self.turn(self.now());
+            turn(self, self.now());
         }
         (self.posted - first) as f64 * f64::from(size) / start.elapsed().as_nanos() as f64
+    }
+
+    /// Writes so often to a side in the same thread, a batch at a time.
+    pub fn alternate(&mut self, peer: &mut Self, count: u64, size: u32) {
+        let (now, rkey) = (Instant::from_nanos(1), self.rkey);
+        while self.done < count {
+            while self.posted < count && self.posted - self.done < SIGNAL {
+                self.post(SendOp::Write { addr: TARGET, rkey, imm: None }, SOURCE, size);
+            }
+            self.turn(now);
+            peer.turn(now);
+            self.turn(now);
+        }
     }
 
     /// Answers until the other side goes.
@@ -264,6 +317,11 @@ impl Side {
     /// Bytes of payload asked for that do not go by value.
     pub fn due_copies(&self) -> u64 {
         self.due_copies
+    }
+
+    /// What the engine counted.
+    pub fn counters(&self) -> &Counters {
+        self.provider.counters()
     }
 
     /// Nothing of what was measured went by frames; returns the bytes that this side copied.

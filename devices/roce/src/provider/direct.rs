@@ -66,11 +66,7 @@ impl RoceProvider {
             return false;
         }
         let datagram = matches!(out.packet.pdu, Pdu::Datagram { .. });
-        let record = if datagram {
-            self.mover.gather(out).then(|| self.mover.frame_record())
-        } else {
-            self.mover.message(out)
-        };
+        let record = if datagram { self.mover.frame_record(out) } else { self.mover.message(out) };
         let Some(record) = record else {
             self.engine.memory_fault(out.qp);
             return true;
@@ -81,8 +77,9 @@ impl RoceProvider {
             // Who has no patience can be lost, and the wire may have room.
             Some(line) if datagram => return line.try_send(record),
             Some(line) => {
-                let blocked = !line.send(record, out.len > MAX_VALUE);
-                self.engine.set_blocked(line.peer, blocked);
+                if !line.send(record, out.len > MAX_VALUE) {
+                    self.engine.set_blocked(line.peer, true);
+                }
             }
             None => {}
         }

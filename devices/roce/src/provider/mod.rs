@@ -4,9 +4,9 @@ mod direct;
 mod hairpin;
 mod lines;
 mod mover;
+mod outbox;
 
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use verbs::{
 use self::hairpin::Hairpin;
 use self::lines::Line;
 use self::mover::{Mover, Received};
+use self::outbox::Outbox;
 use crate::engine::{Config, Counters, Engine, Transmit};
 use crate::wire::{self, Frame};
 
@@ -58,6 +59,7 @@ pub struct RoceProvider {
     engine: Engine,
     mover: Mover,
     link: Arc<dyn Link>,
+    outbox: Outbox,
     hairpin: Hairpin,
     lines: Vec<Line>,
     exchange: Option<Box<dyn Exchange>>,
@@ -65,7 +67,7 @@ pub struct RoceProvider {
     record: Box<[u8; MAX_RECORD]>,
     /// The time of the latest call that was told one.
     now: Instant,
-    /// The link had no room for the frame that the mover holds.
+    /// The link had no room for the frames that are left in the outbox.
     stalled: Option<Stall>,
 }
 
@@ -102,6 +104,7 @@ impl RoceProvider {
             engine,
             mover,
             link,
+            outbox: Outbox::new(),
             hairpin: Hairpin::default(),
             lines: Vec::new(),
             exchange: None,
@@ -126,38 +129,53 @@ impl RoceProvider {
         }
     }
 
-    /// Sends what the mover holds. Returns `false` when the link has no room.
-    fn send(&mut self) -> bool {
-        match self.link.send(&[IoSlice::new(self.mover.frame())]) {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+    /// Sends the frames of the outbox, or what the link has no room for later. Returns whether the link may be used.
+    fn flush(&mut self, now: Instant) -> bool {
+        let frames = self.outbox.waiting();
+        if frames.is_empty() {
+            return true;
+        }
+        let taken = match self.link.send_batch(&frames) {
+            Ok(taken) => taken,
             Err(_) => {
                 // The link is gone; time-outs will tell whoever waits.
-                self.engine.counters_mut().tx_failed += 1;
-                true
+                self.engine.counters_mut().tx_failed += frames.len() as u64;
+                frames.len()
             }
+        };
+        drop(frames);
+        let left = self.outbox.take(taken);
+        if self.stalled.is_none() {
+            self.engine.counters_mut().tx_deferred += left as u64;
         }
+        self.stalled = match self.stalled {
+            _ if left == 0 => None,
+            Some(stall) if taken == 0 => Some(stall.again(now)),
+            _ => Some(Stall::new(now, LINK_RETRY)),
+        };
+        left == 0
     }
 
-    /// Tries the stalled frame again. Returns whether the link may be used.
+    /// Tries frames that the link had no room for again. Returns whether the link may be used.
     fn unstall(&mut self, now: Instant) -> bool {
         match self.stalled {
             None => true,
             Some(stall) if stall.until > now => false,
-            Some(stall) => {
-                self.stalled = if self.send() { None } else { Some(stall.again(now)) };
-                self.stalled.is_none()
-            }
+            Some(_) => self.flush(now),
         }
     }
 
     /// Sends what is due, a bounded amount. Returns whether there may be more.
     fn send_batch(&mut self, now: Instant) -> bool {
-        (0..BATCH).all(|_| self.send_next(now))
+        let more = (0..BATCH).all(|_| self.send_next(now));
+        self.stalled.is_none() && self.flush(now) && more
     }
 
-    /// Sends one packet. Returns `false` when there is none, or no room for it.
+    /// Sends one packet, or puts its frame into the outbox. Returns `false` when there is none, or no room for it.
     fn send_next(&mut self, now: Instant) -> bool {
+        if self.outbox.is_full() && !self.flush(now) {
+            return false;
+        }
         let out = match self.engine.transmit(now) {
             Transmit::Packet(out) => out,
             Transmit::Again => return true,
@@ -169,12 +187,8 @@ impl RoceProvider {
         let counters = self.engine.counters_mut();
         counters.tx_packets += 1;
         counters.tx_bytes += u64::from(out.len);
-        if !self.mover.gather(&out) {
+        if self.outbox.push(|place| self.mover.gather(&out, place)).is_none() {
             self.engine.memory_fault(out.qp);
-        } else if !self.send() {
-            self.engine.counters_mut().tx_deferred += 1;
-            self.stalled = Some(Stall::new(now, LINK_RETRY));
-            return false;
         }
         true
     }
@@ -336,6 +350,7 @@ impl Provider for RoceProvider {
         self.engine.reset();
         self.settle();
         self.hairpin.clear();
+        self.outbox.clear();
         self.stalled = None;
     }
 

@@ -23,9 +23,8 @@ const WORD: usize = size_of::<u64>();
 pub(super) struct Mover {
     mac: MacAddr,
     ram: Arc<dyn GuestRam>,
-    /// The frame being sent, as a record of a channel.
+    /// The frame being sent as a record of a channel.
     frame: Box<[u8]>,
-    len: usize,
     /// The message being sent.
     message: Box<[u8; message::MAX_MESSAGE]>,
 }
@@ -43,17 +42,15 @@ impl Mover {
     pub(super) fn new(mac: MacAddr, ram: Arc<dyn GuestRam>) -> Self {
         let mut frame: Box<[u8]> = vec![0; FRAME_AT + MAX_FRAME].into();
         frame[0] = FRAME;
-        Self { mac, ram, frame, len: 0, message: Box::new([0; message::MAX_MESSAGE]) }
+        Self { mac, ram, frame, message: Box::new([0; message::MAX_MESSAGE]) }
     }
 
-    /// The frame that was gathered last.
-    pub(super) fn frame(&self) -> &[u8] {
-        self.frame_record().get(FRAME_AT..).unwrap_or_default()
-    }
-
-    /// The same as a record.
-    pub(super) fn frame_record(&self) -> &[u8] {
-        self.frame.get(..FRAME_AT + self.len).unwrap_or_default()
+    /// Builds the frame of a packet, as a record of a channel. Fails when its payload is not all RAM.
+    pub(super) fn frame_record(&mut self, out: &Outgoing) -> Option<&[u8]> {
+        let mut frame = std::mem::take(&mut self.frame);
+        let len = frame.get_mut(FRAME_AT..).and_then(|place| self.gather(out, place));
+        self.frame = frame;
+        self.frame.get(..FRAME_AT + len?)
     }
 
     /// Guest memory.
@@ -75,31 +72,22 @@ impl Mover {
         Some(record)
     }
 
-    /// Builds the frame of a packet. Fails when its payload is not all RAM.
+    /// Builds the frame of a packet at the start of `place`; returns its length. Fails when its payload is not all RAM.
     ///
-    /// The payload is copied before the CRC is computed, since the guest may write to it meanwhile.
-    #[must_use]
-    pub(super) fn gather(&mut self, out: &Outgoing) -> bool {
+    /// The payload is copied before the CRC is computed, since the guest may write to it meanwhile. It is in the nearest
+    /// cache then, so both together cost one pass over memory.
+    pub(super) fn gather(&self, out: &Outgoing, place: &mut [u8]) -> Option<usize> {
         let header = Header::encode(self.mac, &out.path, &out.packet, out.len);
-        let start = header.bytes().len();
-        let end = start + out.len as usize;
-        let icrc_at = end + header.pad();
-        let total = icrc_at + icrc::LEN;
-        let Some(frame) = self.frame.get_mut(FRAME_AT..FRAME_AT + total) else { return false };
-        let (head, rest) = frame.split_at_mut(start);
+        let (head, rest) = place.split_at_mut_checked(header.bytes().len())?;
         head.copy_from_slice(header.bytes());
-        let (payload, tail) = rest.split_at_mut(end - start);
-        if collect(&*self.ram, &out.segments, payload).is_none() {
-            return false;
-        }
-        tail.fill(0);
+        let (body, rest) = rest.split_at_mut_checked(out.len as usize + header.pad())?;
+        let (payload, pad) = body.split_at_mut_checked(out.len as usize)?;
+        collect(&*self.ram, &out.segments, payload)?;
+        pad.fill(0);
         let mut crc = header.icrc();
-        crc.update(frame.get(start..icrc_at).unwrap_or_default());
-        if let Some(place) = frame.get_mut(icrc_at..) {
-            place.copy_from_slice(&crc.finish());
-        }
-        self.len = total;
-        true
+        crc.update(body);
+        rest.get_mut(..icrc::LEN)?.copy_from_slice(&crc.finish());
+        Some(head.len() + body.len() + icrc::LEN)
     }
 
     /// Executes what the engine wants done after a packet was received.

@@ -11,7 +11,7 @@ use crate::kernel::{GuestKernel, KernelVersion};
 use crate::{host, modules};
 
 /// Raised when this recipe would make something else from the same inputs.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 const INIT: &str = include_str!("../../lab/init");
 
@@ -29,9 +29,9 @@ const LOADED_MODULES: &[&str] = &[
     "tun",
 ];
 
-/// Modules that a run can ask for.
+/// Modules that a run can ask for. rdma_rxe looks for the last one by the name of its checksum.
 const OFFERED_MODULES: &[&str] =
-    &["dummy", "ib_uverbs", "rdma_rxe", "rdma_ucm", "veth", "virtio_blk", "virtio_net"];
+    &["dummy", "ib_uverbs", "rdma_rxe", "rdma_ucm", "veth", "virtio_blk", "virtio_net", "crc32_generic"];
 
 /// What QEMU boots as the lab host.
 #[derive(Clone, Debug)]

@@ -92,7 +92,7 @@ fn disk(stand: &mut Stand<'_>) -> Result<()> {
     let mut target = Target::start(&options.verbena, stand.scratch)?;
     options.extra_arguments =
         vec!["--fabric-disk".into(), format!("target={},timeout={LOSS_TIMEOUT}", target.disk())];
-    let mut guests = Guests::start(&Options { count: 1, cpus: 2, nics: 0, ..options.clone() })?;
+    let mut guests = Guests::start(&Options { count: 1, cpus: 2, nics: Vec::new(), ..options.clone() })?;
     let outcome = use_disk(&guests, &mut target);
     if outcome.is_err() {
         guests.keep();

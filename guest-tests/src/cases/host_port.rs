@@ -37,7 +37,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 fn rping(stand: &mut Stand<'_>, options: &str) -> Result<()> {
-    let server = Server::start(&stand.guests.switch())?;
+    let server = Server::start(&stand.guests.switch(0))?;
     let client = format!("rping -c -a {} {options}", IpAddr::from(ADDRESS));
     let output = stand.a().run(Task::shell(client).timeout(TIMEOUT))?;
     let pings = server.stop()?;

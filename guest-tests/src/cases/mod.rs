@@ -141,7 +141,7 @@ fn one_guest(setup: &Setup, scratch: &Path) -> Result<Options> {
 fn no_guest(setup: &Setup, _: &Path) -> Result<Options> {
     let mut options = setup.options()?;
     options.count = 0;
-    options.nics = 0;
+    options.nics.clear();
     Ok(options)
 }
 

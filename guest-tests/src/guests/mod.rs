@@ -1,4 +1,4 @@
-//! Stock Linux guests: a switch, any number of VMs on it, and a hand on each of them.
+//! Stock Linux guests: switches, any number of VMs on them, and a hand on each of those.
 //!
 //! [`Guests::start`] spawns the same `verbena` binary that users run, one process per VM, and waits until the agent
 //! in each guest answers. Guests are called a, b, c and so on; guest number n has the address 10.0.0.(n+1) on its
@@ -20,5 +20,5 @@ pub use error::GuestError;
 pub use guest::{Guest, Job};
 pub use overlay::Overlay;
 pub use process::{Process, end_all_on_signal};
-pub use set::{Disk, Guests, Options, STOCK_WORDS};
+pub use set::{Disk, Guests, NicOptions, Options, RdmaIn, STOCK_WORDS};
 pub use task::{Echo, Output, Task};

@@ -1,4 +1,4 @@
-//! A set of guests on one switch.
+//! A set of guests, and the switches between them.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -17,7 +17,7 @@ use super::error::GuestError;
 use super::guest::Guest;
 use super::overlay::Overlay;
 use super::process::Process;
-use super::vm::{Files, KERNEL_DISK, command};
+use super::vm::{Files, KERNEL_DISK, command, switch};
 
 /// How long a VMM may take to open its sockets.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,6 +33,35 @@ pub struct Disk {
     pub path: PathBuf,
     /// The one guest that gets it, and may write to it; all guests get it to read when absent.
     pub guest: Option<char>,
+}
+
+/// A NIC that every guest of a set has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NicOptions {
+    /// In which guests an RDMA device belongs to it.
+    pub rdma: RdmaIn,
+    /// How bad its network is, as `verbena run --net` is told; good when absent.
+    pub impair: Option<String>,
+}
+
+/// Guests in which a NIC has an RDMA device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RdmaIn {
+    /// All of them.
+    #[default]
+    All,
+    /// Those of these names.
+    Only(&'static [char]),
+}
+
+impl RdmaIn {
+    /// Whether the guest of that name is one of them.
+    pub fn contains(self, guest: char) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(names) => names.contains(&guest),
+        }
+    }
 }
 
 /// What the size of a disk is a multiple of.
@@ -62,9 +91,9 @@ pub struct Options {
     pub memory_mib: u32,
     /// Whether that comes from the host's pool of huge pages.
     pub huge_pages: bool,
-    /// NICs of each; the first one has an RDMA device.
-    pub nics: Nic,
-    /// RDMA device of the host that the guests' objects are mirrored onto; none uses the engine.
+    /// NICs of each; each of them has a switch of its own.
+    pub nics: Vec<NicOptions>,
+    /// RDMA device of the host that the objects of the first NIC's RDMA device are mirrored onto; none uses the engine.
     pub mirrored: Option<String>,
     /// MTU of every port; the link's own when absent.
     pub mtu: Option<u16>,
@@ -99,7 +128,7 @@ impl Default for Options {
             cpus: 1,
             memory_mib: 512,
             huge_pages: false,
-            nics: 1,
+            nics: vec![NicOptions::default()],
             mirrored: None,
             mtu: None,
             disks: Vec::new(),
@@ -116,9 +145,9 @@ impl Default for Options {
 
 /// Guests that are up. Dropping it ends them.
 pub struct Guests {
-    // Guests end before the switch they are plugged into, and both before their files go.
+    // Guests end before the switches they are plugged into, and both before their files go.
     guests: Vec<Guest>,
-    _switch: Option<Process>,
+    switches: Vec<Process>,
     directory: TempDir,
     results: PathBuf,
     keep: AtomicBool,
@@ -143,7 +172,7 @@ impl Guests {
             .map_err(file(&std::env::temp_dir()))?;
         let mut set = Self {
             guests: Vec::new(),
-            _switch: None,
+            switches: Vec::new(),
             directory,
             results: options.results.clone(),
             keep: AtomicBool::new(true),
@@ -153,9 +182,9 @@ impl Guests {
         Ok(set)
     }
 
-    /// Socket of the switch that the guests are plugged into.
-    pub fn switch(&self) -> PathBuf {
-        self.directory.path().join("switch")
+    /// Socket of the switch that a NIC of every guest is plugged into.
+    pub fn switch(&self, nic: Nic) -> PathBuf {
+        switch(self.directory.path(), nic)
     }
 
     fn boot(&mut self, options: &Options) -> Result<(), GuestError> {
@@ -165,12 +194,11 @@ impl Guests {
         if options.own_images {
             copy_kernel(options, &initramfs)?;
         }
-        let switch = self.switch();
-        if options.nics > 0 {
-            self._switch = Some(start_switch(options, &switch)?);
+        for (nic, _) in (0..).zip(&options.nics) {
+            self.switches.push(start_switch(options, &self.switch(nic))?);
         }
         for guest in Address::first(options.count) {
-            let files = Files { directory: &directory, initramfs: &initramfs, switch: &switch, guest };
+            let files = Files { directory: &directory, initramfs: &initramfs, guest };
             self.guests.push(start_guest(options, &files)?);
         }
         let deadline = Instant::now() + options.boot_timeout;
@@ -261,7 +289,7 @@ impl Guests {
 impl Drop for Guests {
     fn drop(&mut self) {
         self.guests.clear();
-        self._switch = None;
+        self.switches.clear();
         if self.keep.load(Ordering::Relaxed) {
             match self.save() {
                 Ok(kept) => eprintln!("Consoles, logs and captures are in {}", kept.display()),

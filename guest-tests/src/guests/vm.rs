@@ -1,10 +1,10 @@
 //! The command line of one VM.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::address::{Address, Nic};
-use super::set::Options;
+use super::set::{NicOptions, Options};
 
 /// Name of the kernel's copy in the directory of a set, for guests that have it as a disk.
 pub const KERNEL_DISK: &str = "kernel.disk";
@@ -15,8 +15,6 @@ pub struct Files<'a> {
     pub directory: &'a Path,
     /// Initramfs with the overlay appended.
     pub initramfs: &'a Path,
-    /// Socket of the switch that the VM's NICs are plugged into.
-    pub switch: &'a Path,
     /// Which guest.
     pub guest: Address,
 }
@@ -52,6 +50,11 @@ impl Files<'_> {
     }
 }
 
+/// Socket of the switch that a NIC of every VM is plugged into.
+pub fn switch(directory: &Path, nic: Nic) -> PathBuf {
+    directory.join(format!("switch{nic}"))
+}
+
 /// `verbena run …` for one guest.
 pub fn command(options: &Options, files: &Files<'_>) -> Command {
     let mut command = Command::new(&options.verbena);
@@ -69,8 +72,8 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
     flag("--serial", format!("num=2,type=socket,path={}", files.control()));
     flag("--api-socket", files.api());
     flag("--on-reboot", if options.may_reboot { "reset" } else { "exit" }.into());
-    for nic in 0..options.nics {
-        flag("--net", net(options, files, nic));
+    for (nic, what) in (0..).zip(&options.nics) {
+        flag("--net", net(options, files, nic, what));
     }
     for disk in options.disks.iter().filter(|disk| disk.guest.is_none_or(|guest| guest == files.guest.name()))
     {
@@ -87,20 +90,24 @@ pub fn command(options: &Options, files: &Files<'_>) -> Command {
 }
 
 fn kernel_command_line(options: &Options, guest: Address) -> String {
-    let own = guest.command_line(options.nics);
+    let nics = (0..).zip(&options.nics).map(|(nic, _)| nic);
+    let own = guest.command_line(nics);
     format!("console=ttyS0 panic=-1 {own} {}", options.command_line).trim_end().to_string()
 }
 
-fn net(options: &Options, files: &Files<'_>, nic: Nic) -> String {
-    let (mac, link) = (files.guest.mac(nic), files.switch.display());
-    let mut text = format!("id=eth{nic},mac={mac},link=switch:{link}");
+fn net(options: &Options, files: &Files<'_>, nic: Nic, what: &NicOptions) -> String {
+    let (mac, link) = (files.guest.mac(nic), switch(files.directory, nic));
+    let mut text = format!("id=eth{nic},mac={mac},link=switch:{}", link.display());
     if let Some(mtu) = options.mtu {
         text += &format!(",mtu={mtu}");
     }
-    if nic > 0 {
+    if !what.rdma.contains(files.guest.name()) {
         text += ",rdma=off";
-    } else if let Some(device) = &options.mirrored {
+    } else if let (0, Some(device)) = (nic, &options.mirrored) {
         text += &format!(",provider=host,device={device},ip={}", files.guest.ipv4(nic));
+    }
+    if let Some(impair) = &what.impair {
+        text += &format!(",impair={impair}");
     }
     if options.capture {
         text += &format!(",capture={}", files.capture(nic));
@@ -110,7 +117,7 @@ fn net(options: &Options, files: &Files<'_>, nic: Nic) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::set::Disk;
+    use super::super::set::{Disk, RdmaIn};
     use super::*;
 
     fn disk(path: &str, guest: Option<char>) -> Disk {
@@ -122,19 +129,17 @@ mod tests {
         let options = Options {
             verbena: "/bin/verbena".into(),
             kernel: "/k".into(),
-            nics: 2,
+            nics: vec![
+                NicOptions::default(),
+                NicOptions { rdma: RdmaIn::Only(&['b']), impair: Some("loss:1%".into()) },
+            ],
             mtu: Some(9000),
             capture: true,
             disks: vec![disk("/d.img", None), disk("/own.img", Some('a')), disk("/other.img", Some('b'))],
             ..Options::default()
         };
         let guest = Address::first(1).next().unwrap();
-        let files = Files {
-            directory: Path::new("/t"),
-            initramfs: Path::new("/t/initramfs"),
-            switch: Path::new("/t/switch"),
-            guest,
-        };
+        let files = Files { directory: Path::new("/t"), initramfs: Path::new("/t/initramfs"), guest };
         let command = command(&options, &files);
         let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         let text = arguments.join(" ");
@@ -143,9 +148,11 @@ mod tests {
         assert!(text.contains("--api-socket /t/a.api"));
         assert!(text.contains("verbena.host=a verbena.ip=eth0=10.0.0.1/24,eth1=10.0.1.1/24"));
         assert!(text.contains(
-            "--net id=eth0,mac=02:00:00:00:00:01,link=switch:/t/switch,mtu=9000,capture=/t/a.eth0.pcapng"
+            "--net id=eth0,mac=02:00:00:00:00:01,link=switch:/t/switch0,mtu=9000,capture=/t/a.eth0.pcapng"
         ));
-        assert!(text.contains("link=switch:/t/switch,mtu=9000,rdma=off,capture=/t/a.eth1.pcapng"));
+        assert!(
+            text.contains("link=switch:/t/switch1,mtu=9000,rdma=off,impair=loss:1%,capture=/t/a.eth1.pcapng")
+        );
         assert!(text.contains("--disk path=/d.img,readonly=on --disk path=/own.img,readonly=off"));
         assert!(!text.contains("/other.img"));
         assert!(text.contains("--on-reboot exit"));

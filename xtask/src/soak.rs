@@ -19,6 +19,9 @@ use crate::cargo::cargo;
 /// cm: 5000 connections between two stock guests through rdma_cm, after which no object and no memory may be held.
 ///
 /// programs: perftest with all its options, and an NVMe target that is reset. A line a case.
+///
+/// wire: all that our device and Debian's rdma_rxe can both do, between the two, on networks that are good and that are bad in
+/// several ways. Beside each row the same runs between two rdma_rxe; a row is skipped if it fails there too.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// What to soak.
@@ -30,7 +33,7 @@ pub(crate) struct Arguments {
     /// First seed [engine; default: chosen by the clock, and printed]; with --minutes 0 this load alone runs.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Run only the cases whose name contains this [cm, programs]; repeatable.
+    /// Run only the cases whose name contains this [cm, programs, wire]; repeatable.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 }
@@ -43,6 +46,8 @@ enum What {
     Cm,
     /// Stock programs between guests.
     Programs,
+    /// Stock and own programs between a guest with our device and one with Debian's rdma_rxe.
+    Wire,
 }
 
 impl Arguments {
@@ -53,6 +58,7 @@ impl Arguments {
             What::Engine => self.engine(),
             What::Cm => guests(Soak::Cm),
             What::Programs => guests(Soak::Programs),
+            What::Wire => guests(Soak::Wire),
         }
     }
 

@@ -23,6 +23,7 @@ mod programs;
 mod pyverbs;
 mod refused;
 mod regions;
+mod rxe;
 mod verifier;
 
 use std::path::Path;
@@ -61,6 +62,7 @@ pub fn stages() -> Vec<Stage> {
             why_not: mirror::why_not,
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
         },
+        stage("peer is rdma_rxe", |setup, _| rxe::guests(setup, rxe::EVERYTHING), vec![rxe::cases()]),
         stage("none", no_guest, vec![own::cases(), fabric::cases()]),
         stage("2 GiB of memory", large_guest, vec![regions::cases()]),
         stage("full Debian", full_debian, vec![debian::cases()]),
@@ -78,7 +80,16 @@ pub fn soak_stages(what: Soak) -> Vec<Stage> {
             pair(vec![perftest::cases()]),
             stage("Debian's programs", debian_programs, vec![nvme::soak_cases()]),
         ],
+        Soak::Wire => wire_stages(),
     }
+}
+
+/// Debian's rdma_rxe as the peer, on a good network and on networks that are bad each in its way.
+fn wire_stages() -> Vec<Stage> {
+    let on =
+        |bad, cases| stage("peer is rdma_rxe", move |setup: &Setup, _: &Path| rxe::guests(setup, bad), cases);
+    let first = on(rxe::EVERYTHING, vec![rxe::soak_cases(), rxe::bad_soak_cases(rxe::EVERYTHING)]);
+    [first].into_iter().chain(rxe::ONE_THING.map(|bad| on(bad, vec![rxe::bad_soak_cases(bad)]))).collect()
 }
 
 fn stage(

@@ -32,6 +32,8 @@ pub enum Soak {
     Cm,
     /// Programs with all their options.
     Programs,
+    /// Debian's rdma_rxe as the peer.
+    Wire,
 }
 
 /// Runs the cases of a long run, as [`run`] does.

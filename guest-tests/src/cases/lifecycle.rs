@@ -16,6 +16,7 @@ const LOAD: &str = "-D 20 -F -u 18";
 pub fn cases() -> Vec<Case> {
     vec![
         Case::may_skip("lifecycle/function-reset-brings-the-device-back", function_reset),
+        Case::new("lifecycle/links-go-down-and-up-under-load", flap_under_load),
         Case::new("lifecycle/driver-unloads-under-load", unload_under_load),
         Case::new("lifecycle/guest-reboots-under-load", reboot_under_load),
         Case::new("lifecycle/guest-starts-a-kernel-by-kexec-under-load", kexec_under_load),
@@ -49,6 +50,18 @@ fn function_reset(stand: &mut Stand<'_>) -> Result<Outcome> {
         "echo {function} > {driver}/unbind && echo 1 > {reset} && echo {function} > {driver}/bind"
     ))?;
     still_works(stand).map(|()| Outcome::Passed)
+}
+
+/// Requesters have retries for longer than a link is down, and the load ends as if nothing had been.
+fn flap_under_load(stand: &mut Stand<'_>) -> Result<()> {
+    let load = start_load(stand)?;
+    for guest in stand.guests.all() {
+        guest.must("ip link set eth0 down && sleep 2 && ip link set eth0 up && sleep 2")?;
+    }
+    for job in load {
+        job.wait()?.success()?;
+    }
+    still_works(stand)
 }
 
 fn unload_under_load(stand: &mut Stand<'_>) -> Result<()> {

@@ -73,7 +73,7 @@ const fn on_status(status: WcStatus) -> &'static str {
         }
         WcStatus::LocProtErr => {
             "A work request named own memory that its lkey does not cover: check address, length, lkey and local \
-             write access."
+             write access, and that the program does not send inline, which the guest's library cannot."
         }
         WcStatus::MwBindErr => {
             "A fast registration or invalidation was refused: check the key, its owner and that the region was \

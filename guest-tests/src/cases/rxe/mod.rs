@@ -4,6 +4,8 @@
 //! is tried between the two of rdma_rxe, on a network just as bad: a row fails if it passes there, and is skipped if
 //! not, since rdma_rxe has faults of its own.
 
+mod death;
+
 use anyhow::{Context, Result, ensure};
 
 use super::capture;
@@ -105,6 +107,7 @@ pub fn cases() -> Vec<Case> {
         .chain(programs)
         .chain(frames)
         .chain(of(EVERYTHING.networks(), some_plans()))
+        .chain(death::cases())
         .collect()
 }
 

@@ -51,18 +51,18 @@ impl Peer {
         Self::new(stream)
     }
 
-    /// Connects to a peer, which may still be starting.
+    /// Connects to a peer, by name or address, which may still be starting.
     ///
     /// # Errors
     ///
     /// When it does not answer in time.
-    pub fn connect(address: &str) -> Result<Self> {
+    pub fn connect(host: &str, port: u16) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match TcpStream::connect(address) {
+            match TcpStream::connect((host, port)) {
                 Ok(stream) => return Self::new(stream),
                 Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(200)),
-                Err(error) => return Err(error).with_context(|| format!("Cannot connect to {address}")),
+                Err(error) => return Err(error).with_context(|| format!("Cannot connect to {host}")),
             }
         }
     }

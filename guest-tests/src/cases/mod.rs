@@ -1,5 +1,6 @@
 //! The cases, a file a topic.
 
+mod addresses;
 mod boot;
 mod capture;
 mod connections;
@@ -45,6 +46,7 @@ pub fn stages() -> Vec<Stage> {
         programs::socket_cases(),
         refused::cases(),
         verifier::cases(),
+        addresses::cases(),
         capture::cases(),
         lifecycle::cases(),
         boot::last_cases(),
@@ -63,6 +65,11 @@ pub fn stages() -> Vec<Stage> {
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
         },
         stage("peer is rdma_rxe", |setup, _| rxe::guests(setup, rxe::EVERYTHING), vec![rxe::cases()]),
+        stage(
+            "a router between",
+            |setup, _| addresses::routed_guests(setup),
+            vec![addresses::router_cases()],
+        ),
         stage("none", no_guest, vec![own::cases(), fabric::cases()]),
         stage("2 GiB of memory", large_guest, vec![regions::cases()]),
         stage("full Debian", full_debian, vec![debian::cases()]),

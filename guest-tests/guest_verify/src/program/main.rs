@@ -83,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         return register(bytes).map(|()| true);
     }
     let mut peer = match &arguments.peer {
-        Some(host) => Peer::connect(&format!("{host}:{}", arguments.port))?,
+        Some(host) => Peer::connect(host, arguments.port)?,
         None => Peer::accept(arguments.port)?,
     };
     let plan = agree(arguments, &mut peer)?;

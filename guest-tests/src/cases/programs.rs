@@ -53,8 +53,11 @@ pub fn cases(topic: &'static str) -> Vec<Case> {
 }
 
 pub fn socket_cases() -> Vec<Case> {
-    let rcopy = Case::new("programs/rcopy-copies-a-file", rcopy);
-    SOCKETS.iter().map(|row| case("programs", row)).chain([rcopy]).collect()
+    let more = [
+        Case::new("programs/rcopy-copies-a-file", rcopy),
+        Case::new("programs/rping-serves-four-clients-side-by-side", rping_clients),
+    ];
+    SOCKETS.iter().map(|row| case("programs", row)).chain(more).collect()
 }
 
 fn case(topic: &str, &(name, style, line): &(&str, Style, &'static str)) -> Case {
@@ -77,5 +80,27 @@ fn rcopy(stand: &mut Stand<'_>) -> Result<()> {
     let received = a.must("sha256sum < /tmp/received; rm /tmp/received")?;
     b.must("rm /tmp/sent")?;
     ensure!(received == sent, "{FILE} bytes with hash {sent} arrived with hash {received}");
+    Ok(())
+}
+
+/// Clients connect one after the other and then run side by side: of requests that come at the same moment, this rping
+/// (of rdma-core 44) forgets all but the last.
+fn rping_clients(stand: &mut Stand<'_>) -> Result<()> {
+    let (a, b) = (stand.a(), stand.b());
+    let server = a.start("rping -s -P");
+    a.must(Listening::Cm.wait())?;
+    let client = format!("rping -c -a {} -V", a.ip(0));
+    let mut endless = Vec::new();
+    for connected in 1..=3 {
+        endless.push(b.start(&client[..]));
+        let count = "$(rdma resource show qp | grep -c 'type RC.*state RTS')";
+        b.must(format!("until test {count} -eq {connected}; do sleep 0.2; done"))?;
+    }
+    b.must(format!("{client} -C 20"))?;
+    for mut job in endless {
+        ensure!(job.poll()?.is_none(), "A client has ended early");
+        job.kill()?;
+    }
+    server.kill()?;
     Ok(())
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use guest_protocol::message::Ending;
 
+use super::inspect::show;
 use super::objects::Objects;
 use crate::guests::{Output, Task};
-use crate::rdma::{Program, Style};
+use crate::rdma::{Listening, Program, Style};
 use crate::suite::{Case, Stand};
 
 /// A program that takes so long has not failed at once, even where everything is slow.
@@ -41,8 +42,11 @@ pub fn cases() -> Vec<Case> {
             leaving_nothing(stand, |stand| run_together(stand, line))
         })
     });
-    let multicast = Case::new("refused/multicast", |stand| leaving_nothing(stand, multicast));
-    alone.chain(together).chain([multicast]).collect()
+    let more = [
+        Case::new("refused/multicast", |stand| leaving_nothing(stand, multicast)),
+        Case::new("refused/inline-data-nobody-asked-for", |stand| leaving_nothing(stand, unasked_inline)),
+    ];
+    alone.chain(together).chain(more).collect()
 }
 
 fn leaving_nothing(stand: &mut Stand<'_>, run: impl Fn(&Stand<'_>) -> Result<()>) -> Result<()> {
@@ -62,6 +66,27 @@ fn multicast(stand: &Stand<'_>) -> Result<()> {
     let line = format!("mckey -m 239.1.1.1 -b {}", stand.a().ip(0));
     let output = stand.a().run(Task::shell(line).timeout(AT_ONCE))?;
     ensure!(output.out.contains("RDMA_CM_EVENT_MULTICAST_ERROR"), "A multicast group was joined: {output:?}");
+    Ok(())
+}
+
+/// rdma_xclient sends inline without having asked for room, so the request has no key. It looks at no status and waits for
+/// an answer to its goodbye, and the server for the message.
+fn unasked_inline(stand: &Stand<'_>) -> Result<()> {
+    let (a, b) = (stand.a(), stand.b());
+    let latest = || anyhow::Ok(show(stand, b)?.failures.pop());
+    let before = latest()?.map(|failure| failure.at_ms);
+    let server = a.start("rdma_xserver");
+    a.must(Listening::Cm.wait())?;
+    let client = b.start(Task::shell(format!("rdma_xclient -s {}", a.ip(0))).timeout(AT_ONCE));
+    let failed = loop {
+        match latest()? {
+            Some(failed) if before.is_none_or(|before| failed.at_ms > before) => break failed.failure,
+            _ => client.pause().context("The request did not fail")?,
+        }
+    };
+    ensure!(failed.cause == "completion LOC_PROT_ERR", "The failure is {failed:?}");
+    client.kill()?;
+    server.kill()?;
     Ok(())
 }
 

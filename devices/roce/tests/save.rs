@@ -139,3 +139,18 @@ fn failed_connection_stays_failed() {
     let flushed = world.nodes[0].completions();
     assert!(flushed.iter().any(|c| c.status == WcStatus::WrFlushErr), "{flushed:?}");
 }
+
+#[test]
+fn peer_whose_packets_were_lost_is_asked_for_them_at_once() {
+    let mut world = World::new();
+    world.connect(1, Connection::default());
+    let (rkey, addr) = (world.nodes[1].keys.rkey, va(HEAP));
+    world.nodes[0].send(1, 0, SendOp::Write { addr, rkey, imm: None }, HEAP, 5000);
+    let now = world.now;
+    world.nodes[0].provider.advance(now);
+    assert!(!world.nodes[0].link.take_sent().is_empty());
+    move_node(&mut world, 1);
+    // Far less than the peer would wait before it asks by itself.
+    world.run_for(Duration::from_millis(1));
+    assert_eq!(statuses(&world.nodes[0].completions()), [(0, WcStatus::Success)]);
+}

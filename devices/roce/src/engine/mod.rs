@@ -28,7 +28,7 @@ mod srq;
 mod table;
 mod timers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use device_model::net::MacAddr;
@@ -334,6 +334,12 @@ impl Engine {
                 qp.wake(&mut self.shared);
             }
         }
+    }
+
+    /// The machines that queue pairs are connected to.
+    pub fn peers(&self) -> BTreeSet<MacAddr> {
+        let connected = self.qps.iter().filter(|(_, qp)| qp.is_rc() && !qp.path.dst.is_zero());
+        connected.map(|(_, qp)| qp.path.dmac).collect()
     }
 
     /// What carries the packets of a connected queue pair.

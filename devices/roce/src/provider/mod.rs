@@ -360,6 +360,8 @@ impl Provider for RoceProvider {
 
     fn restore(&mut self, now: Instant, record: &Record) -> Result<(), RestoreError> {
         self.reset();
-        self.engine.restore(now, record)
+        self.engine.restore(now, record)?;
+        self.engine.peers().into_iter().for_each(|peer| self.want(peer));
+        Ok(())
     }
 }

@@ -71,6 +71,7 @@ impl QpSaved {
         self.requester.restore(&mut qp, cx)?;
         self.responder.restore(&mut qp, cx.now)?;
         qp.resume();
+        qp.ask_for_expected(cx);
         if self.queued || !qp.sq.is_drained() {
             qp.wake(cx);
         }

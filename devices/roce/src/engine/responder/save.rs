@@ -11,8 +11,9 @@ use super::read::{Data, Response};
 use super::{Inbound, Reply, Resource, Responder};
 use crate::engine::config::MAX_MESSAGE;
 use crate::engine::qp::Qp;
+use crate::engine::shared::Shared;
 use crate::psn::Psn;
-use crate::wire::Reth;
+use crate::wire::{NakCode, Reth};
 
 /// State of the receiving half, with the results of atomic operations, from which duplicates are answered.
 #[derive(Debug, Serialize, Deserialize)]
@@ -102,6 +103,19 @@ impl ResponderState {
             cnp_after: now + self.cnp_after,
         };
         Ok(())
+    }
+}
+
+impl Qp {
+    /// What the peer has sent since the state was saved is lost: says which packet is expected, so that the peer need not
+    /// wait for its timer. One that has nothing to send again takes no notice.
+    pub(crate) fn ask_for_expected(&mut self, cx: &mut Shared) {
+        let idle = self.resp.reply == Reply::Nothing && self.resp.responses.is_empty();
+        if self.is_rc() && self.receives() && idle && !self.resp.closing && !self.resp.nak_sent {
+            self.resp.nak_sent = true;
+            self.resp.reply = Reply::Nak(NakCode::Sequence, self.resp.expected);
+            self.wake(cx);
+        }
     }
 }
 

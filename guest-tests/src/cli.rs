@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use crate::own::{Commands, Machine};
+use crate::programs::Programs;
 use crate::setup::{Setup, Way};
 use crate::suite::Soak;
 use crate::{bare, demo, guests, own, suite};
@@ -161,7 +162,8 @@ fn parse_disk(text: &str) -> Result<(Option<char>, PathBuf), String> {
 /// Arguments of the test suite.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SuiteArguments {
-    /// Run only the cases with stock guests whose name contains this, and nothing else; repeatable
+    /// Run only the cases with guests whose name contains this, and nothing else; `bare` stands for those without an
+    /// operating system; repeatable
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
 }
@@ -272,9 +274,12 @@ pub fn guests(arguments: GuestsArguments, cache: &Cache) -> Result<u8> {
 /// When something cannot be made.
 pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
     let setup = Setup::make(cache, true)?;
-    let bare = !arguments.only.is_empty() || bare::run(&setup.programs)?;
-    let status = carry_out(cache, setup, Work::Suite { only: arguments.only })?;
-    Ok(if bare { status } else { status.max(1) })
+    let all = arguments.only.is_empty();
+    let (bare, only): (Vec<_>, Vec<_>) =
+        arguments.only.into_iter().partition(|name| name.starts_with("bare"));
+    let failed = (all || !bare.is_empty()) && !bare::run(&setup.programs)?;
+    let status = if all || !only.is_empty() { carry_out(cache, setup, Work::Suite { only })? } else { 0 };
+    Ok(if failed { status.max(1) } else { status })
 }
 
 /// Runs long tests that boot guests, those whose name contains one of `only` or all, and gives the exit status.
@@ -284,6 +289,17 @@ pub fn suite(arguments: SuiteArguments, cache: &Cache) -> Result<u8> {
 /// When something cannot be made.
 pub fn soak(what: Soak, only: Vec<String>, cache: &Cache) -> Result<u8> {
     carry_out(cache, Setup::make(cache, true)?, Work::Soak { what, only })
+}
+
+/// Moves machines under load `count` times and gives the exit status.
+///
+/// # Errors
+///
+/// When something cannot be made, or a machine or its load did not survive.
+pub fn soak_migrate(count: u32) -> Result<u8> {
+    guests::end_all_on_signal()?;
+    bare::migrate::soak(&Programs::build(true)?, count)?;
+    Ok(0)
 }
 
 /// Does a job inside the lab and gives the exit status.

@@ -18,6 +18,10 @@ use crate::cargo::cargo;
 ///
 /// cm: 5000 connections between two stock guests through rdma_cm, after which no object and no memory may be held.
 ///
+/// migrate: two guests without an operating system that check every byte they exchange, over a wire that loses, doubles and
+/// swaps frames, while they move from monitor to monitor. Every twenty moves a line says what the one that stayed has seen.
+/// Needs /dev/kvm.
+///
 /// programs: perftest with all its options, and an NVMe target that is reset. A line a case.
 ///
 /// wire: all that our device and Debian's rdma_rxe can both do, between the two, on networks that are good and that are bad in
@@ -33,6 +37,9 @@ pub(crate) struct Arguments {
     /// First seed [engine; default: chosen by the clock, and printed]; with --minutes 0 this load alone runs.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// How many moves [migrate].
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    count: u32,
     /// Run only the cases whose name contains this [cm, programs, wire]; repeatable.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
@@ -44,6 +51,8 @@ enum What {
     Engine,
     /// Connections through rdma_cm that come and go between two guests.
     Cm,
+    /// Machines under load that move from monitor to monitor.
+    Migrate,
     /// Stock programs between guests.
     Programs,
     /// Stock and own programs between a guest with our device and one with Debian's rdma_rxe.
@@ -57,6 +66,7 @@ impl Arguments {
         match self.what {
             What::Engine => self.engine(),
             What::Cm => guests(Soak::Cm),
+            What::Migrate => Ok(guest_tests::cli::soak_migrate(self.count)?.into()),
             What::Programs => guests(Soak::Programs),
             What::Wire => guests(Soak::Wire),
         }

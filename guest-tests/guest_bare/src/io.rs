@@ -51,6 +51,33 @@ pub fn boot_info(address: u64) -> BootInfo {
     if (info.magic, info.version) == (MAGIC, VERSION) { info } else { exit(2) }
 }
 
+/// The command line.
+pub fn command_line(info: &BootInfo) -> &'static [u8] {
+    // SAFETY: the VMM puts it there before the start, outside the free memory, and nobody writes to it later.
+    unsafe { core::slice::from_raw_parts(info.cmdline as *const u8, info.cmdline_len as usize) }
+}
+
+/// The next byte that came over the first serial port.
+pub fn serial_byte() -> Option<u8> {
+    const LINE_STATUS: u16 = PORT_SERIAL + 5;
+    const DATA_READY: u8 = 1;
+    (input(LINE_STATUS) & DATA_READY != 0).then(|| input(PORT_SERIAL))
+}
+
+/// Reads a port.
+fn input(port: u16) -> u8 {
+    let value: u8;
+    // SAFETY: all ports are allowed, and those of this module have no effect on memory of the program.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack, preserves_flags)) };
+    value
+}
+
+/// The time stamp counter.
+pub fn time_stamp() -> u64 {
+    // SAFETY: the instruction is there in 64-bit mode and allowed in ring 3.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
 /// Reads a 32-bit register.
 pub fn read_register(address: u64) -> u32 {
     // SAFETY: the address is one of a device register, aligned.

@@ -1,8 +1,15 @@
-//! `verbena-bare`: a guest without an operating system that runs the cases of [`guest_cases`] on its RDMA device.
+//! `verbena-bare`: a guest without an operating system that puts its RDMA device to work.
 //!
 //! `verbena run --bare` starts it in ring 3, where its code runs at native speed even under a KVM made of software, and
-//! tells it by `bare_abi` what the machine has. It prints a line `TEST NAME ok` or `TEST NAME FAIL REASON` for each
-//! case and ends the machine with status 0 if none failed.
+//! tells it by `bare_abi` what the machine has. The command line says what it does:
+//!
+//! | command line | |
+//! |---|---|
+//! | empty | runs the cases of [`guest_cases`] |
+//! | `load peer=MAC streams=N` | exchanges a checked load with another machine (see [`load`]) |
+//!
+//! It prints a line `TEST NAME ok` or `TEST NAME FAIL REASON` for each case and ends the machine with status 0 if none
+//! failed.
 //!
 //! Nothing here protects anyone: the program owns its machine. It uses one CPU and no interrupts; causes of interrupts
 //! are read from the device.
@@ -18,6 +25,7 @@ mod heap;
 mod intrinsics;
 #[allow(unsafe_code, reason = "device registers, ports and memory that a device writes")]
 mod io;
+mod load;
 mod machine;
 mod pci;
 mod print;
@@ -48,7 +56,7 @@ extern "C" fn _start(info: u64, cpu: u64) -> ! {
     }
 }
 
-/// Runs all cases and gives how many failed.
+/// Does what the command line says and gives how much of it failed.
 fn run(info: &BootInfo) -> u32 {
     let free = heap::start(info.free_start, info.free_end);
     let machine = match BareMachine::find(info.ecam, free, info.free_end) {
@@ -65,9 +73,18 @@ fn run(info: &BootInfo) -> u32 {
             return 1;
         }
     };
+    let failed = match io::command_line(info).trim_ascii() {
+        b"" => run_cases(&driver),
+        line => load::run(&driver, line, info.tsc_khz),
+    };
+    driver.remove();
+    failed
+}
+
+fn run_cases(driver: &Driver<BareMachine>) -> u32 {
     let mut failed = 0;
     for case in cases() {
-        match (case.run)(&driver) {
+        match (case.run)(driver) {
             Ok(()) => println!("TEST bare/{} ok", case.name),
             Err(reason) => {
                 failed += 1;
@@ -75,7 +92,6 @@ fn run(info: &BootInfo) -> u32 {
             }
         }
     }
-    driver.remove();
     failed
 }
 

@@ -4,14 +4,15 @@
 //! of this crate run the cases against the device model in process, under virtual time; `guest_bare` runs the same
 //! cases in a guest without an operating system, through the whole VMM.
 //!
-//! All traffic is from the device to itself, so that one machine is enough. What two machines do to each other is
-//! tested elsewhere.
+//! All traffic of the cases is from the device to itself, so that one machine is enough. [`load`] is what two machines do
+//! to each other.
 
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
+pub mod load;
 mod node;
 mod objects;
 mod traffic;

@@ -1,4 +1,4 @@
-//! A process on the device: memory, a completion queue, and a queue pair that is connected to itself or a sibling.
+//! A process on the device: memory, a completion queue, and queue pairs that are connected to siblings or elsewhere.
 
 use alloc::format;
 use alloc::string::String;
@@ -25,18 +25,19 @@ const ALL_ACCESS: u32 = 15;
 const PAGE: u32 = 1;
 
 /// States of `enum ib_qp_state`.
-mod state {
+pub mod state {
     pub const INIT: u32 = 1;
     pub const RTR: u32 = 2;
     pub const RTS: u32 = 3;
 }
 
 /// Bits of `enum ib_qp_attr_mask`.
-mod mask {
+pub mod mask {
     pub const STATE: u32 = 1 << 0;
     pub const ACCESS_FLAGS: u32 = 1 << 3;
     pub const PKEY_INDEX: u32 = 1 << 4;
     pub const PORT: u32 = 1 << 5;
+    pub const QKEY: u32 = 1 << 6;
     pub const AV: u32 = 1 << 7;
     pub const PATH_MTU: u32 = 1 << 8;
     pub const TIMEOUT: u32 = 1 << 9;
@@ -56,6 +57,7 @@ pub fn cannot(what: &str) -> impl Fn(Error) -> String + '_ {
 }
 
 /// A process.
+#[derive(Debug)]
 pub struct Node<'a, M> {
     pub driver: &'a Driver<M>,
     pub context: Context,
@@ -67,32 +69,42 @@ pub struct Node<'a, M> {
 }
 
 impl<'a, M: Machine> Node<'a, M> {
-    /// Makes everything but queue pairs.
+    /// Makes everything but queue pairs, for a case.
     pub fn new(driver: &'a Driver<M>) -> Result<Self, String> {
+        Self::with(driver, HEAP, 64)
+    }
+
+    /// Makes everything but queue pairs, with `heap` bytes of memory and `completions` entries in the queue, a power of
+    /// two.
+    pub fn with(driver: &'a Driver<M>, heap: u64, completions: u32) -> Result<Self, String> {
         let gid = link_local(driver.platform().mac());
         driver.bind(0, gid).map_err(cannot("bind an address"))?;
         let context = driver.open(PAGE).map_err(cannot("open a context"))?;
         let pd = driver.create_pd(context).map_err(cannot("create a protection domain"))?;
-        let cq = driver.create_cq(context, 64).map_err(cannot("create a completion queue"))?;
-        let heap = Buffer::new(driver.platform(), HEAP);
-        let mr = driver.register(pd, ALL_ACCESS, VA, HEAP, &heap.dir).map_err(cannot("register memory"))?;
-        Ok(Self { driver, context, pd, cq, heap, mr, gid })
+        let cq = driver.create_cq(context, completions).map_err(cannot("create a completion queue"))?;
+        let buffer = Buffer::new(driver.platform(), heap);
+        let mr = driver.register(pd, ALL_ACCESS, VA, heap, &buffer.dir).map_err(cannot("register memory"))?;
+        Ok(Self { driver, context, pd, cq, heap: buffer, mr, gid })
     }
 
     /// Two queue pairs that are connected to each other.
     pub fn pair(&self) -> Result<[Qp; 2], String> {
         let sizes = QpSizes { send_wr: 16, recv_wr: 16, send_sge: 2, recv_sge: 2 };
-        let create = || {
-            let queues = (&self.cq, &self.cq);
-            self.driver.create_qp(self.pd, RC, queues, None, sizes).map_err(cannot("create a queue pair"))
-        };
-        let pair = [create()?, create()?];
-        self.connect(&pair[0], pair[1].qpn)?;
-        self.connect(&pair[1], pair[0].qpn)?;
+        let pair = [self.create(sizes)?, self.create(sizes)?];
+        let mac = self.driver.platform().mac();
+        self.connect(&pair[0], mac, pair[1].qpn)?;
+        self.connect(&pair[1], mac, pair[0].qpn)?;
         Ok(pair)
     }
 
-    fn connect(&self, qp: &Qp, peer: u32) -> Result<(), String> {
+    /// A queue pair for a reliable connection.
+    pub fn create(&self, sizes: QpSizes) -> Result<Qp, String> {
+        let queues = (&self.cq, &self.cq);
+        self.driver.create_qp(self.pd, RC, queues, None, sizes).map_err(cannot("create a queue pair"))
+    }
+
+    /// Connects `qp` to queue pair `peer` of the device with the Ethernet address `mac`.
+    pub fn connect(&self, qp: &Qp, mac: [u8; 6], peer: u32) -> Result<(), String> {
         let modify = |mask, attrs: &QpAttr| {
             self.driver.modify_qp(qp, mask, attrs).map_err(cannot("modify a queue pair"))
         };
@@ -101,7 +113,7 @@ impl<'a, M: Machine> Node<'a, M> {
         modify(mask::STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::PORT, &attrs)?;
         (attrs.qp_state, attrs.path_mtu, attrs.dest_qp_num) = (state::RTR, 3, peer);
         (attrs.rq_psn, attrs.max_dest_rd_atomic, attrs.min_rnr_timer) = (0xff_fff0, 4, 1);
-        attrs.ah_attr = self.path_to_itself();
+        attrs.ah_attr = path_to(mac);
         modify(
             mask::STATE
                 | mask::AV
@@ -125,14 +137,6 @@ impl<'a, M: Machine> Node<'a, M> {
         )
     }
 
-    fn path_to_itself(&self) -> AhAttr {
-        let mut path = AhAttr::new_zeroed();
-        path.grh.dgid = self.gid;
-        path.grh.hop_limit = 64;
-        (path.ah_flags, path.port_num, path.dmac) = (1, 1, self.driver.platform().mac());
-        path
-    }
-
     /// An element of the memory.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: VA + offset, length, lkey: self.mr.lkey }
@@ -148,6 +152,11 @@ impl<'a, M: Machine> Node<'a, M> {
         let mut bytes = alloc::vec![0; length];
         self.heap.read(self.driver.platform(), offset, &mut bytes);
         bytes
+    }
+
+    /// Loads an aligned word of the memory that the other side writes.
+    pub fn load(&self, offset: u64) -> u32 {
+        self.driver.platform().load(self.heap.address(offset))
     }
 
     /// Waits for a number of completions, all of which must be of success.
@@ -181,7 +190,16 @@ impl<'a, M: Machine> Node<'a, M> {
     }
 }
 
+/// The way to a device on the same link.
+fn path_to(mac: [u8; 6]) -> AhAttr {
+    let mut path = AhAttr::new_zeroed();
+    path.grh.dgid = link_local(mac);
+    path.grh.hop_limit = 64;
+    (path.ah_flags, path.port_num, path.dmac) = (1, 1, mac);
+    path
+}
+
 /// The link-local GID of an Ethernet address (RFC 4291, appendix A).
-fn link_local([a, b, c, d, e, f]: [u8; 6]) -> [u8; 16] {
+pub const fn link_local([a, b, c, d, e, f]: [u8; 6]) -> [u8; 16] {
     [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }

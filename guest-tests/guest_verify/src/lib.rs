@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod gid;
-pub mod pattern;
 pub mod peer;
 pub mod plan;
 pub mod script;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::pattern::{Origin, first_difference};
 use crate::plan::Operation;
+use guest_pattern::{Origin, first_difference};
 
 /// How many wrong messages are described.
 const DESCRIBED: u64 = 5;
@@ -68,7 +68,7 @@ impl fmt::Display for Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pattern::fill;
+    use guest_pattern::fill;
 
     #[test]
     fn wrong_content_is_counted() {

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use guest_pattern::{Origin, fill};
 use guest_verify::gid::GidRow;
-use guest_verify::pattern::{Origin, fill};
 use guest_verify::peer::{Endpoint, Peer};
 use guest_verify::plan::{Plan, mtu_code};
 use guest_verify::tally::Tally;

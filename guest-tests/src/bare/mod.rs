@@ -1,23 +1,25 @@
-//! The device cases in a guest without an operating system.
+//! Guests without an operating system: the device cases in one, a checked load between two.
 //!
 //! It needs `/dev/kvm` but no hardware virtualisation: its code runs in ring 3, at native speed even where KVM is made
 //! of software. So it runs on this machine itself, never inside the lab.
 
+pub mod load;
+pub mod machine;
+pub mod migrate;
+
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use machine::start_switch;
 
 use crate::guests::Process;
 use crate::programs::Programs;
 
 /// How long the cases may take together.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// How long the switch may take to open its socket.
-const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the cases and prints their lines. Gives whether none failed; a machine without KVM skips them.
 ///
@@ -31,10 +33,7 @@ pub fn run(programs: &Programs) -> Result<bool> {
     }
     let directory = tempfile::tempdir().context("Cannot make scratch files")?;
     let socket = directory.path().join("switch");
-    let mut switch = Command::new(&programs.verbena);
-    switch.arg("switch").arg("--socket").arg(&socket);
-    let switch = Process::start(switch, &directory.path().join("switch.log"), Some(directory.path()))?;
-    wait_for(&socket).with_context(|| format!("The switch says: {}", switch.printed()))?;
+    let _switch = start_switch(&programs.verbena, &socket)?;
     let mut vm = Process::start(
         command(programs, &socket),
         &directory.path().join("bare.log"),
@@ -46,7 +45,13 @@ pub fn run(programs: &Programs) -> Result<bool> {
     let Some(status) = status else { bail!("The bare guest did not end within {} s", TIMEOUT.as_secs()) };
     let lines = || printed.lines().filter(|line| line.starts_with("TEST bare/"));
     ensure!(lines().next().is_some(), "The bare guest ran no case; the VMM ended with {status}");
-    Ok(status.success() && lines().all(|line| line.ends_with(" ok")))
+    let cases = status.success() && lines().all(|line| line.ends_with(" ok"));
+    let load =
+        load::run(programs, directory.path()).and_then(|()| migrate::slice(programs, directory.path()));
+    if let Err(error) = &load {
+        println!("TEST bare/load FAIL {error:#}");
+    }
+    Ok(cases && load.is_ok())
 }
 
 fn command(programs: &Programs, socket: &Path) -> Command {
@@ -55,13 +60,4 @@ fn command(programs: &Programs, socket: &Path) -> Command {
     command.args(["--serial", "num=1,type=stdio"]);
     command.arg("--net").arg(format!("link=switch:{},mac=02:00:00:00:00:01", socket.display()));
     command
-}
-
-fn wait_for(socket: &Path) -> Result<()> {
-    let deadline = Instant::now() + SOCKET_TIMEOUT;
-    while !socket.exists() {
-        ensure!(Instant::now() < deadline, "The switch did not open its socket");
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }

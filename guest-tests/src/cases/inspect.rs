@@ -91,7 +91,7 @@ fn verbena(stand: &Stand<'_>, guest: &Guest, arguments: &[&str]) -> Result<Strin
     let output = Command::new(&stand.setup.programs.verbena)
         .args(arguments)
         .arg("--api-socket")
-        .arg(stand.guests.api_socket(guest))
+        .arg(guest.api_socket())
         .output()
         .context("Cannot start verbena")?;
     let complaint = String::from_utf8_lossy(&output.stderr);

@@ -14,6 +14,7 @@ mod inspect;
 mod interrupts;
 mod lifecycle;
 mod memory;
+mod migrate;
 mod mirror;
 mod network;
 mod nvme;
@@ -59,7 +60,11 @@ pub fn stages() -> Vec<Stage> {
             one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
-        stage("two guests that share memory", sharing_guests, vec![direct::cases(), host_port::cases()]),
+        stage(
+            "two guests that share memory",
+            sharing_guests,
+            vec![direct::cases(), host_port::cases(), migrate::cases()],
+        ),
         Stage {
             why_not: mirror::why_not,
             ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])

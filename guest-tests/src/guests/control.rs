@@ -63,7 +63,10 @@ impl Shared {
 
 enum Event {
     Received(Vec<u8>),
-    Closed(String),
+    /// A socket has ended: which, and why.
+    Closed(u32, String),
+    /// The line goes on over another socket.
+    Move(UnixStream),
     Start(Request, CommandId, Sender<JobEvent>),
     Send(Request),
 }
@@ -83,9 +86,11 @@ impl Control {
         let shared = Arc::<Shared>::default();
         let reader = socket.try_clone()?;
         let from_socket = events.clone();
-        thread::spawn(move || read_socket(reader, &from_socket));
+        thread::spawn(move || read_socket(reader, 0, &from_socket));
         let line = Line {
             socket,
+            number: 0,
+            events: events.clone(),
             link: Link::harness(),
             jobs: HashMap::new(),
             shared: Arc::clone(&shared),
@@ -111,6 +116,11 @@ impl Control {
         let _ = self.events.send(Event::Send(request));
     }
 
+    /// Goes on over another socket, of the VMM that the guest moves to. What still comes from the old one is heard.
+    pub fn move_to(&self, socket: UnixStream) {
+        let _ = self.events.send(Event::Move(socket));
+    }
+
     /// The guest's life as known now.
     pub fn status(&self) -> MutexGuard<'_, Status> {
         self.shared.status.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,16 +137,16 @@ impl Control {
     }
 }
 
-fn read_socket(mut socket: UnixStream, events: &Sender<Event>) {
+fn read_socket(mut socket: UnixStream, number: u32, events: &Sender<Event>) {
     let mut buffer = [0; 16 * 1024];
     loop {
         let event = match socket.read(&mut buffer) {
-            Ok(0) => Event::Closed("The VMM closed its control line".into()),
+            Ok(0) => Event::Closed(number, "The VMM closed its control line".into()),
             Ok(length) => Event::Received(buffer[..length].to_vec()),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => Event::Closed(format!("Its control line failed: {error}")),
+            Err(error) => Event::Closed(number, format!("Its control line failed: {error}")),
         };
-        let last = matches!(event, Event::Closed(_));
+        let last = matches!(event, Event::Closed(..));
         if events.send(event).is_err() || last {
             return;
         }
@@ -145,6 +155,9 @@ fn read_socket(mut socket: UnixStream, events: &Sender<Event>) {
 
 struct Line {
     socket: UnixStream,
+    /// Which of the sockets so far it is.
+    number: u32,
+    events: Sender<Event>,
     link: Link,
     jobs: HashMap<CommandId, Sender<JobEvent>>,
     shared: Arc<Shared>,
@@ -160,7 +173,13 @@ impl Line {
             let wait = self.link.deadline().map_or(IDLE, |due| due.saturating_sub(self.start.elapsed()));
             match inbox.recv_timeout(wait) {
                 Ok(Event::Received(bytes)) => self.receive(&bytes),
-                Ok(Event::Closed(reason)) => return self.close(&reason),
+                Ok(Event::Closed(number, reason)) if number == self.number => return self.close(&reason),
+                Ok(Event::Closed(..)) => {}
+                Ok(Event::Move(socket)) => {
+                    if let Err(error) = self.move_to(socket) {
+                        return self.close(&format!("Its control line failed: {error}"));
+                    }
+                }
                 Ok(Event::Start(request, id, sender)) => {
                     self.jobs.insert(id, sender);
                     self.link.send(&encode(&request));
@@ -170,6 +189,14 @@ impl Line {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+
+    fn move_to(&mut self, socket: UnixStream) -> std::io::Result<()> {
+        let reader = socket.try_clone()?;
+        (self.socket, self.number) = (socket, self.number + 1);
+        let (number, events) = (self.number, self.events.clone());
+        thread::spawn(move || read_socket(reader, number, &events));
+        Ok(())
     }
 
     fn transmit(&mut self) -> std::io::Result<()> {

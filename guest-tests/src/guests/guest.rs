@@ -13,6 +13,7 @@ use super::control::{Control, Identity, JobEvent};
 use super::error::{GuestError, tail};
 use super::process::Process;
 use super::task::{Echo, Output, Task};
+use super::vm::Files;
 
 /// Linux's number of the signal that cannot be ignored.
 const KILL: i32 = 9;
@@ -26,11 +27,34 @@ pub struct Guest {
     control: Control,
     vm: Process,
     console: PathBuf,
+    api: PathBuf,
+    moves: u32,
 }
 
 impl Guest {
-    pub(super) fn new(address: Address, control: Control, vm: Process, console: PathBuf) -> Self {
-        Self { address, control, vm, console }
+    pub(super) fn new(files: &Files<'_>, control: Control, vm: Process) -> Self {
+        let (console, api) = (files.console().into(), files.api().into());
+        Self { address: files.guest, control, vm, console, api, moves: files.moves }
+    }
+
+    /// Socket at which its VMM can be asked.
+    pub fn api_socket(&self) -> &Path {
+        &self.api
+    }
+
+    /// How often it has moved to another VMM.
+    pub(super) fn moves(&self) -> u32 {
+        self.moves
+    }
+
+    /// Goes on in another VMM, whose control line is `socket`. Gives the VMM before.
+    pub(super) fn move_to(&mut self, files: &Files<'_>, vm: Process) -> Process {
+        (self.console, self.api, self.moves) = (files.console().into(), files.api().into(), files.moves);
+        std::mem::replace(&mut self.vm, vm)
+    }
+
+    pub(super) fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Its place in the plan of names and addresses.

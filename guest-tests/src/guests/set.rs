@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -149,7 +149,7 @@ pub struct Guests {
     guests: Vec<Guest>,
     switches: Vec<Process>,
     directory: TempDir,
-    results: PathBuf,
+    options: Options,
     keep: AtomicBool,
 }
 
@@ -174,7 +174,7 @@ impl Guests {
             guests: Vec::new(),
             switches: Vec::new(),
             directory,
-            results: options.results.clone(),
+            options: options.clone(),
             keep: AtomicBool::new(true),
         };
         set.boot(options)?;
@@ -198,7 +198,7 @@ impl Guests {
             self.switches.push(start_switch(options, &self.switch(nic))?);
         }
         for guest in Address::first(options.count) {
-            let files = Files { directory: &directory, initramfs: &initramfs, guest };
+            let files = Files { directory: &directory, initramfs: &initramfs, guest, moves: 0 };
             self.guests.push(start_guest(options, &files)?);
         }
         let deadline = Instant::now() + options.boot_timeout;
@@ -255,9 +255,50 @@ impl Guests {
         self.directory.path().join(format!("{}.eth{nic}.pcapng", guest.address()))
     }
 
-    /// Socket at which a guest's VMM can be asked.
-    pub fn api_socket(&self, guest: &Guest) -> PathBuf {
-        self.directory.path().join(format!("{}.api", guest.address()))
+    /// Moves the guest in the given place to another VMM of this host, while whatever runs in it goes on. Its memory is
+    /// handed over, or copied with `copy`.
+    ///
+    /// # Errors
+    ///
+    /// When it does not get there; it may have stayed where it was.
+    ///
+    /// # Panics
+    ///
+    /// When the set has fewer guests.
+    pub fn migrate(&mut self, place: usize, copy: bool) -> Result<(), GuestError> {
+        let directory = self.directory.path();
+        let guest = &mut self.guests[place];
+        let files = Files {
+            directory,
+            initramfs: &directory.join("initramfs"),
+            guest: guest.address(),
+            moves: guest.moves() + 1,
+        };
+        let failed = |reason: String| GuestError::Gone { guest: files.guest.name(), reason };
+        let log = PathBuf::from(files.log());
+        let mut target = Process::start(command(&self.options, &files), &log, Some(directory))?;
+        let line = connect(files.guest, Path::new(&files.control()), &mut target)?;
+        wait_for(Path::new(&files.arrival()), &mut target)?;
+        guest.control().move_to(line);
+        let mut migrate = Command::new(&self.options.verbena);
+        migrate.arg("migrate").arg("--api-socket").arg(guest.api_socket());
+        migrate.arg("--to").arg(format!("unix:{}", files.arrival()));
+        if copy {
+            migrate.arg("--copy");
+        }
+        let output = migrate
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| GuestError::Spawn { program: self.options.verbena.clone(), source })?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(failed(format!("`verbena migrate` failed: {said}{}", target.printed())));
+        }
+        let mut source = guest.move_to(&files, target);
+        match source.wait(SOCKET_TIMEOUT) {
+            Some(status) if status.success() => Ok(()),
+            status => Err(failed(format!("the VMM it left ended with {status:?}: {}", source.printed()))),
+        }
     }
 
     /// Keeps consoles, logs and captures when the guests end, because something failed.
@@ -268,7 +309,7 @@ impl Guests {
     /// Copies what a person wants to see after a failure to the results, and says where.
     fn save(&self) -> io::Result<PathBuf> {
         let name = self.directory.path().file_name().unwrap_or_default();
-        let kept = self.results.join(name);
+        let kept = self.options.results.join(name);
         fs::create_dir_all(&kept)?;
         for entry in fs::read_dir(self.directory.path())?.flatten() {
             let path = entry.path();
@@ -341,30 +382,38 @@ fn start_switch(options: &Options, socket: &Path) -> Result<Process, GuestError>
     command.arg("switch").arg("--socket").arg(socket);
     let log = socket.with_extension("log");
     let mut switch = Process::start(command, &log, socket.parent())?;
+    wait_for(socket, &mut switch)?;
+    Ok(switch)
+}
+
+/// Waits until a process has opened its socket.
+fn wait_for(socket: &Path, process: &mut Process) -> Result<(), GuestError> {
     let deadline = Instant::now() + SOCKET_TIMEOUT;
     while !socket.exists() {
-        if switch.ended().is_some() || Instant::now() >= deadline {
-            let source = io::Error::other(format!("the switch did not open it: {}", switch.printed()));
+        if process.ended().is_some() || Instant::now() >= deadline {
+            let source = io::Error::other(format!("nobody opens it: {}", process.printed()));
             return Err(GuestError::File { path: socket.into(), source });
         }
         thread::sleep(Duration::from_millis(10));
     }
-    Ok(switch)
+    Ok(())
 }
 
 fn start_guest(options: &Options, files: &Files<'_>) -> Result<Guest, GuestError> {
     let log = PathBuf::from(files.log());
     let mut vm = Process::start(command(options, files), &log, Some(files.directory))?;
-    let control = connect(files.guest, Path::new(&files.control()), &mut vm)?;
-    Ok(Guest::new(files.guest, control, vm, files.console().into()))
+    let socket = connect(files.guest, Path::new(&files.control()), &mut vm)?;
+    let control =
+        Control::start(socket).map_err(|source| GuestError::File { path: files.control().into(), source })?;
+    Ok(Guest::new(files, control, vm))
 }
 
 /// Connects to a VM's control line as soon as the VMM has opened it.
-fn connect(guest: Address, socket: &Path, vm: &mut Process) -> Result<Control, GuestError> {
+fn connect(guest: Address, socket: &Path, vm: &mut Process) -> Result<UnixStream, GuestError> {
     let deadline = Instant::now() + SOCKET_TIMEOUT;
     loop {
-        match UnixStream::connect(socket).and_then(Control::start) {
-            Ok(control) => return Ok(control),
+        match UnixStream::connect(socket) {
+            Ok(line) => return Ok(line),
             Err(error) => {
                 let ended = vm.ended();
                 if ended.is_some() || Instant::now() >= deadline {

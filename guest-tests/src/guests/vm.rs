@@ -17,11 +17,19 @@ pub struct Files<'a> {
     pub initramfs: &'a Path,
     /// Which guest.
     pub guest: Address,
+    /// How often it has moved to another VMM.
+    pub moves: u32,
 }
 
 impl Files<'_> {
     fn path(&self, suffix: &str) -> String {
-        self.directory.join(format!("{}{suffix}", self.guest)).display().to_string()
+        let moves = if self.moves > 0 { format!(".{}", self.moves) } else { String::new() };
+        self.directory.join(format!("{}{moves}{suffix}", self.guest)).display().to_string()
+    }
+
+    /// Socket at which a VMM waits for the guest of another.
+    pub fn arrival(&self) -> String {
+        self.path(".arrival")
     }
 
     /// Where its console goes.
@@ -55,10 +63,14 @@ pub fn switch(directory: &Path, nic: Nic) -> PathBuf {
     directory.join(format!("switch{nic}"))
 }
 
-/// `verbena run …` for one guest.
+/// `verbena run …` for one guest, or `verbena receive …` for one that moves.
 pub fn command(options: &Options, files: &Files<'_>) -> Command {
     let mut command = Command::new(&options.verbena);
-    command.arg("run");
+    if files.moves > 0 {
+        command.args(["receive", "--listen"]).arg(format!("unix:{}", files.arrival()));
+    } else {
+        command.arg("run");
+    }
     let mut flag = |name: &str, value: String| {
         command.arg(name).arg(value);
     };
@@ -139,7 +151,8 @@ mod tests {
             ..Options::default()
         };
         let guest = Address::first(1).next().unwrap();
-        let files = Files { directory: Path::new("/t"), initramfs: Path::new("/t/initramfs"), guest };
+        let files =
+            Files { directory: Path::new("/t"), initramfs: Path::new("/t/initramfs"), guest, moves: 0 };
         let command = command(&options, &files);
         let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         let text = arguments.join(" ");

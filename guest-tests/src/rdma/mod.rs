@@ -12,5 +12,5 @@ pub use figures::{
     Bandwidth, DeviceInfo, Latency, VerifierReport, bandwidth, device_info, ping_lines, pingpong, verifier,
 };
 pub use host::HostRdma;
-pub use pair::{Listening, Pair, PairOutput};
+pub use pair::{Listening, Pair, PairOutput, RunningPair, Started};
 pub use program::{Program, Style};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::guests::{Guest, GuestError, Output, Task};
+use crate::guests::{Guest, GuestError, Job, Output, Task};
 
 /// How long a server may take to listen.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -65,16 +65,78 @@ impl Pair {
     ///
     /// When one takes too long or a guest goes away. Failure of the programs is in the output.
     pub fn run(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
+        match self.start(server, client)? {
+            Started::Running(pair) => pair.wait(),
+            Started::Failed(output) => Ok(output),
+        }
+    }
+
+    /// Starts both, the client once the server listens.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pair::run`].
+    pub fn start(self, server: &Guest, client: &Guest) -> Result<Started, GuestError> {
         let mut serving = server.start(self.server);
         let mut listening = server.start(Task::shell(self.listening.wait()).timeout(LISTEN_TIMEOUT));
         while listening.poll()?.is_none() {
             if let Some(output) = serving.poll()? {
                 // It failed before anybody called; its client would only add noise.
-                return Ok(PairOutput { client: output.clone(), server: output });
+                return Ok(Started::Failed(PairOutput { client: output.clone(), server: output }));
             }
             listening.pause()?;
         }
-        let client = client.run(self.client)?;
+        let calling = client.start(self.client);
+        Ok(Started::Running(Box::new(RunningPair { serving, calling, called: None })))
+    }
+
+    /// Runs both; both have to succeed. Gives the client's output.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pair::run`], and when one of them fails.
+    pub fn must(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
+        let PairOutput { server, client } = self.run(server, client)?;
+        Ok(PairOutput { client: client.success()?, server: server.success()? })
+    }
+}
+
+/// What came of the start of a pair.
+pub enum Started {
+    /// Both run.
+    Running(Box<RunningPair>),
+    /// The server has failed by itself.
+    Failed(PairOutput),
+}
+
+/// A server and its client that run.
+pub struct RunningPair {
+    serving: Job,
+    calling: Job,
+    called: Option<Output>,
+}
+
+impl RunningPair {
+    /// Whether the client still runs.
+    ///
+    /// # Errors
+    ///
+    /// When its guest has gone away.
+    pub fn is_calling(&mut self) -> Result<bool, GuestError> {
+        if self.called.is_none() {
+            self.called = self.calling.poll()?;
+        }
+        Ok(self.called.is_none())
+    }
+
+    /// Waits for the ends of both.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pair::run`].
+    pub fn wait(self) -> Result<PairOutput, GuestError> {
+        let Self { mut serving, calling, called } = self;
+        let client = called.map_or_else(|| calling.wait(), Ok)?;
         if client.succeeded() {
             serving.limit(GRACE);
             return Ok(PairOutput { server: serving.wait()?, client });
@@ -89,16 +151,6 @@ impl Pair {
                 return Ok(PairOutput { server: serving.kill()?, client });
             }
         }
-    }
-
-    /// Runs both; both have to succeed. Gives the client's output.
-    ///
-    /// # Errors
-    ///
-    /// As [`Pair::run`], and when one of them fails.
-    pub fn must(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
-        let PairOutput { server, client } = self.run(server, client)?;
-        Ok(PairOutput { client: client.success()?, server: server.success()? })
     }
 }
 

@@ -77,7 +77,8 @@ impl RoceProvider {
             // Who has no patience can be lost, and the wire may have room.
             Some(line) if datagram => return line.try_send(record),
             Some(line) => {
-                if !line.send(record, out.len > MAX_VALUE) {
+                let sent = line.send(record, out.len > MAX_VALUE);
+                if !sent {
                     self.engine.set_blocked(line.peer, true);
                 }
             }

@@ -332,6 +332,7 @@ impl Rdma {
             return;
         }
         let mut conn = Conn::new(at, is_queue, size, caps.sends);
+        conn.state = State::Asked;
         conn.peer_takes_immediates = request.flags.contains(CmFlags::IMM_RX);
         conn.max_message = request.max_in_msg;
         if conn.add_receives(endpoint, FIRST_RECEIVES, length).is_err() {

@@ -15,6 +15,7 @@ use tempfile::NamedTempFile;
 
 use crate::own::{Commands, Machine};
 use crate::programs::Programs;
+use crate::provider::Provider;
 use crate::setup::{Setup, Way};
 use crate::suite::Soak;
 use crate::{bare, demo, guests, own, suite};
@@ -26,7 +27,20 @@ const SUITE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Arguments of the demonstration.
 #[derive(Args, Clone, Debug)]
-pub struct DemoArguments {}
+pub struct DemoArguments {
+    /// What carries RDMA out
+    #[command(flatten)]
+    provider: ProviderArgument,
+}
+
+/// The choice of provider.
+#[derive(Args, Clone, Debug)]
+struct ProviderArgument {
+    /// What carries RDMA out: engine (inside the monitor), host (a device of the host; the lab makes one, rdma_rxe) or
+    /// host:DEVICE (where guests run without the lab)
+    #[arg(long, value_name = "PROVIDER", default_value = "engine")]
+    provider: Provider,
+}
 
 /// What a command finds in its guest.
 const COMMANDS_HELP: &str = "\
@@ -112,6 +126,10 @@ pub struct MachineArguments {
     /// Virtual CPUs of each guest
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=254))]
     cpus: u8,
+
+    /// What carries RDMA out
+    #[command(flatten)]
+    provider: ProviderArgument,
 }
 
 impl MachineArguments {
@@ -128,6 +146,7 @@ impl MachineArguments {
             command_line: self.cmdline,
             memory_mib: self.memory,
             cpus: self.cpus,
+            provider: self.provider.provider,
         };
         Ok((machine, self.copy.into_iter().map(absolute).collect::<Result<_>>()?))
     }
@@ -178,7 +197,7 @@ pub struct InsideArguments {
 /// What to do once everything is made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Work {
-    Demo,
+    Demo { provider: Provider },
     Run(Commands),
     Shell { guest: char, machine: Machine, copy: Vec<PathBuf> },
     Suite { only: Vec<String> },
@@ -191,7 +210,7 @@ impl Work {
         let machine = match self {
             Self::Run(commands) => &commands.machine,
             Self::Shell { machine, .. } => machine,
-            Self::Demo | Self::Suite { .. } | Self::Soak { .. } => return Vec::new(),
+            Self::Demo { .. } | Self::Suite { .. } | Self::Soak { .. } => return Vec::new(),
         };
         machine.disks.iter().filter(|(guest, _)| guest.is_some()).map(|(_, path)| path.clone()).collect()
     }
@@ -199,7 +218,7 @@ impl Work {
     /// Memory of all its guests at a time, in MiB.
     fn guests_mib(&self) -> u32 {
         match self {
-            Self::Demo => 1024,
+            Self::Demo { .. } => 1024,
             Self::Suite { .. } | Self::Soak { .. } => 2048,
             Self::Run(commands) => 2 * commands.machine.memory_mib,
             Self::Shell { machine, .. } => 2 * machine.memory_mib,
@@ -209,13 +228,23 @@ impl Work {
     fn timeout(&self) -> Option<Duration> {
         match self {
             Self::Suite { .. } => Some(SUITE_TIMEOUT),
-            Self::Demo | Self::Run(_) | Self::Shell { .. } | Self::Soak { .. } => None,
+            Self::Demo { .. } | Self::Run(_) | Self::Shell { .. } | Self::Soak { .. } => None,
+        }
+    }
+
+    /// What carries RDMA out.
+    fn provider(&self) -> Provider {
+        match self {
+            Self::Demo { provider } => provider.clone(),
+            Self::Run(commands) => commands.machine.provider.clone(),
+            Self::Shell { machine, .. } => machine.provider.clone(),
+            Self::Suite { .. } | Self::Soak { .. } => Provider::Engine,
         }
     }
 
     fn do_it(&self, setup: &Setup) -> Result<u8> {
         match self {
-            Self::Demo => demo::run(setup).map(|passed| u8::from(!passed)),
+            Self::Demo { provider } => demo::run(setup, provider).map(|passed| u8::from(!passed)),
             Self::Run(commands) => own::run(setup, commands),
             Self::Shell { guest, machine, copy } => own::shell(setup, machine, copy, *guest),
             Self::Suite { only } => suite::run(setup, only).map(|passed| u8::from(!passed)),
@@ -236,8 +265,9 @@ struct Job {
 /// # Errors
 ///
 /// When something cannot be made or the guests do not come up.
-pub fn demo(_: DemoArguments, cache: &Cache) -> Result<u8> {
-    carry_out(cache, Setup::make(cache, false)?, Work::Demo)
+pub fn demo(arguments: DemoArguments, cache: &Cache) -> Result<u8> {
+    let provider = arguments.provider.provider;
+    carry_out(cache, Setup::make(cache, false)?, Work::Demo { provider })
 }
 
 /// Runs the user's commands in guests, or a shell, and gives the exit status.
@@ -317,6 +347,7 @@ pub fn inside(arguments: InsideArguments) -> Result<u8> {
 
 /// Does the work, here or in the lab.
 fn carry_out(cache: &Cache, setup: Setup, work: Work) -> Result<u8> {
+    work.provider().check(setup.way)?;
     if setup.way == Way::Direct {
         guests::end_all_on_signal()?;
         return work.do_it(&setup);
@@ -369,6 +400,12 @@ mod tests {
     fn shell_needs_no_commands_and_commands_need_a() {
         let arguments = parse(&["shell", "b", "--memory", "1024"]).unwrap();
         assert!(matches!(arguments.shell, Some(ShellCommand::Shell { guest: 'b', .. })));
+        let Some(ShellCommand::Shell { machine, .. }) =
+            parse(&["shell", "b", "--provider", "host"]).unwrap().shell
+        else {
+            panic!("A shell was asked for");
+        };
+        assert_eq!(machine.provider.provider, Provider::Host(None));
         assert!(parse(&["shell", "a", "--memory", "0"]).is_err());
         assert!(parse(&["shell", "a", "--cpus", "0"]).is_err());
         assert!(parse(&[]).is_err());

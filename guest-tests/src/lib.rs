@@ -3,6 +3,7 @@
 //! * [`guests`] starts stock guests under `verbena` and runs commands in them.
 //! * [`rdma`] knows the programs that use RDMA devices there and reads what they print.
 //! * [`demo`], [`own`] and [`suite`] are what people run: the demonstration, their own program, the tests.
+//! * [`provider`] says which device carries RDMA out for them.
 //! * [`bare`] runs the device cases in a guest without an operating system.
 //! * [`cli`] is their command line; it takes a run into the lab where there is no hardware virtualisation.
 //!
@@ -19,6 +20,7 @@ pub mod demo;
 pub mod guests;
 pub mod own;
 pub mod programs;
+pub mod provider;
 pub mod rdma;
 pub mod setup;
 pub mod suite;

@@ -9,9 +9,14 @@ use crate::rdma::{Listening, Pair};
 use crate::suite::{Case, Outcome, Stand};
 
 /// How long a guest may take to restart.
-const REBOOT_TIMEOUT: Duration = Duration::from_secs(600);
+pub(super) const REBOOT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Runs long enough to be interrupted, in seconds.
 const LOAD: &str = "-D 20 -F -u 18";
+/// Returns once the load's ends are connected.
+const CONNECTED: &str =
+    "until rdma resource show qp | grep 'state RTS' | grep -q ib_write_bw; do sleep 0.1; done";
+/// How long that may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -24,7 +29,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Makes sure that both guests can still talk.
-fn still_works(stand: &Stand<'_>) -> Result<()> {
+pub(super) fn still_works(stand: &Stand<'_>) -> Result<()> {
     let (a, b) = (stand.a(), stand.b());
     let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);
     b.must("ping -c 2 -W 10 a").context("The NIC does not work any more")?;
@@ -64,7 +69,7 @@ fn flap_under_load(stand: &mut Stand<'_>) -> Result<()> {
     still_works(stand)
 }
 
-fn unload_under_load(stand: &mut Stand<'_>) -> Result<()> {
+pub(super) fn unload_under_load(stand: &mut Stand<'_>) -> Result<()> {
     let load = start_load(stand)?;
     // The program holds the driver, so it is unbound rather than unloaded; the kernel takes the device away from it.
     let device = stand.device(stand.b())?;
@@ -116,16 +121,14 @@ fn kexec_under_load(stand: &mut Stand<'_>) -> Result<()> {
 }
 
 /// Starts a bandwidth test that would run for a while: the server's job in a, then the client's in b.
-fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
+pub(super) fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
     let (a, b) = (stand.a(), stand.b());
     let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);
     let server = a.start(format!("ib_write_bw -d {} -x {} {LOAD}", of_a.name, of_a.ipv4));
     a.must(Listening::Tcp(18515).wait())?;
-    let mut client = b.start(format!("ib_write_bw -d {} -x {} {LOAD} {}", of_b.name, of_b.ipv4, a.ip(0)));
-    // It prints its table's head when both ends are connected; some traffic follows.
-    if let Some(output) = client.wait_for("#bytes")? {
-        output.success().context("The load ended before anything happened")?;
-    }
+    let client = b.start(format!("ib_write_bw -d {} -x {} {LOAD} {}", of_b.name, of_b.ipv4, a.ip(0)));
+    // The guest is asked, since the program keeps what it prints until it ends.
+    b.must(Task::shell(CONNECTED).timeout(CONNECT_TIMEOUT)).context("The load did not start")?;
     std::thread::sleep(Duration::from_secs(2));
     Ok(vec![server, client])
 }

@@ -67,7 +67,11 @@ pub fn stages() -> Vec<Stage> {
         ),
         Stage {
             why_not: mirror::why_not,
-            ..stage("mirror", mirrored_guests, vec![mirror::cases(), mirror::programs()])
+            ..stage(
+                "mirror",
+                mirrored_guests,
+                vec![mirror::cases(), mirror::programs(), mirror::last_cases()],
+            )
         },
         stage("peer is rdma_rxe", |setup, _| rxe::guests(setup, rxe::EVERYTHING), vec![rxe::cases()]),
         stage(

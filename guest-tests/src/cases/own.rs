@@ -13,6 +13,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::cli::{Work, inside_command};
 use crate::own::{Commands, Machine};
+use crate::provider::Provider;
 use crate::setup::Setup;
 use crate::suite::{Case, Stand};
 
@@ -36,6 +37,7 @@ fn machine(setup: &Setup) -> Machine {
         command_line: String::new(),
         memory_mib: 384,
         cpus: 1,
+        provider: Provider::Engine,
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::guests::Guests;
+use crate::provider::Provider;
 use crate::setup::Setup;
 
 use rows::{Bench, ROWS};
@@ -19,11 +20,15 @@ use table::{Line, table};
 /// # Errors
 ///
 /// When the guests do not come up.
-pub fn run(setup: &Setup) -> Result<bool> {
+pub fn run(setup: &Setup, provider: &Provider) -> Result<bool> {
     println!("Guests run {}.", setup.way.describe());
     let start = Instant::now();
     let mut options = setup.options()?;
     options.capture = true;
+    options.mirrored = provider.device(setup.way)?;
+    if let Some(device) = &options.mirrored {
+        println!("Programs' objects are mirrored onto {device}, an RDMA device of the host.");
+    }
     println!("Starting two guests with the kernel {} …", setup.stock.release);
     let guests = Guests::start(&options)?;
     println!("Both are up after {} s.", start.elapsed().as_secs());

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use guest_protocol::message::{CommandId, MAX_OUTPUT, Request, Stream};
+use rustix::process::Signal;
 
 use super::address::{Address, Nic};
 use super::control::{Control, Identity, JobEvent};
@@ -169,6 +170,11 @@ impl Guest {
     /// Waits until the guest has switched itself off and gives the exit status of its VMM; none if it did not in time.
     pub fn wait_end(&mut self, timeout: Duration) -> Option<ExitStatus> {
         self.vm.wait(timeout)
+    }
+
+    /// Kills the VMM, which gets no chance to tidy up.
+    pub fn kill(&self) {
+        self.vm.signal(Signal::KILL);
     }
 
     /// Number of the VMM's process.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::address::{environment, fill_in};
 use crate::guests::{Disk, Echo, Guest, GuestError, Guests, Job, Options, Output, STOCK_WORDS, Task};
+use crate::provider::Provider;
 use crate::rdma::{Listening, RdmaDevice};
 use crate::setup::Setup;
 
@@ -54,6 +55,8 @@ pub struct Machine {
     pub memory_mib: u32,
     /// Virtual CPUs of each guest.
     pub cpus: u8,
+    /// What carries RDMA out.
+    pub provider: Provider,
 }
 
 impl Machine {
@@ -80,6 +83,7 @@ impl Machine {
         options.memory_mib = self.memory_mib;
         options.cpus = self.cpus;
         options.capture = true;
+        options.mirrored = self.provider.device(setup.way)?;
         Ok(options)
     }
 }

@@ -11,6 +11,6 @@ pub use device::{DeviceError, End, GidKind, RdmaDevice};
 pub use figures::{
     Bandwidth, DeviceInfo, Latency, VerifierReport, bandwidth, device_info, ping_lines, pingpong, verifier,
 };
-pub use host::HostRdma;
+pub use host::{HostObject, HostRdma};
 pub use pair::{Listening, Pair, PairOutput, RunningPair, Started};
 pub use program::{Program, Style};

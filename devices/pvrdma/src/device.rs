@@ -248,8 +248,16 @@ impl Device for Pvrdma {
         }
     }
 
+    /// Without access to memory all that came of the shared region is dropped. Linux takes it away when one kernel starts
+    /// another (kexec), and gives it back before the new driver names a region; by then the rings and queues of the
+    /// old one are somebody else's memory.
     fn set_bus_master(&self, enabled: bool) {
-        self.core.lock().irq.set_bus_master(enabled);
+        let mut core = self.core.lock();
+        if !enabled {
+            core.drop_everything();
+        }
+        core.irq.set_bus_master(enabled);
+        drop(core);
         self.work.ring();
     }
 

@@ -45,6 +45,8 @@ fn h1_request_without_region_is_refused() {
     guest.device.set_bus_master(false);
     request();
     guest.device.set_bus_master(true);
+    request();
+    let rig = Rig { driver: Driver::probe(guest.clone(), version::QP_HANDLE).unwrap(), fake: rig.fake };
     rig.driver.query_port().unwrap();
     hand_over(&guest, MMIO);
     request();

@@ -15,7 +15,7 @@ const PROGRAMS: &[(&str, Style, &str)] = &[
     ("rping", Style::Rping, "rping -C 3000 -V"),
 ];
 /// Messages of the verifier each way.
-const MESSAGES: u32 = 5_000;
+const MESSAGES: u32 = 14_000;
 /// Moves that a program has to live through: both guests, by handing over memory and by copying it, and one more.
 const MOVES: usize = 5;
 

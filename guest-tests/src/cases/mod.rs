@@ -9,7 +9,6 @@ mod device;
 mod direct;
 mod disk;
 mod fabric;
-mod host_port;
 mod inspect;
 mod interrupts;
 mod lifecycle;
@@ -60,11 +59,7 @@ pub fn stages() -> Vec<Stage> {
             one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
-        stage(
-            "two guests that share memory",
-            sharing_guests,
-            vec![direct::cases(), host_port::cases(), migrate::cases()],
-        ),
+        stage("two guests that share memory", sharing_guests, vec![direct::cases(), migrate::cases()]),
         Stage {
             why_not: mirror::why_not,
             ..stage(

@@ -18,6 +18,9 @@ use crate::print::println;
 /// Steps between looks at the serial port, which cost an exit each.
 const STEPS_PER_LOOK: u32 = 256;
 
+/// A second for an answer: a machine whose host is busy with other things stands still for longer than one that moves.
+const TIMEOUT: u8 = 18;
+
 /// Runs a load and gives whether it failed, once the host says that the machine may end.
 pub fn run(driver: &Driver<BareMachine>, line: &[u8], tsc_khz: u64) -> u32 {
     match exchange(driver, line, tsc_khz) {
@@ -97,5 +100,5 @@ fn parse(line: &str) -> Option<Plan> {
         *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
     }
     let streams = u32::from_str(streams.strip_prefix("streams=")?).ok()?;
-    parts.next().is_none().then_some(Plan { peer: mac, streams })
+    parts.next().is_none().then_some(Plan { peer: mac, streams, timeout: TIMEOUT })
 }

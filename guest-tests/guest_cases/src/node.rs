@@ -66,17 +66,18 @@ pub struct Node<'a, M> {
     pub heap: Buffer,
     pub mr: Mr,
     gid: [u8; 16],
+    timeout: u8,
 }
 
 impl<'a, M: Machine> Node<'a, M> {
     /// Makes everything but queue pairs, for a case.
     pub fn new(driver: &'a Driver<M>) -> Result<Self, String> {
-        Self::with(driver, HEAP, 64)
+        Self::with(driver, HEAP, 64, 14)
     }
 
     /// Makes everything but queue pairs, with `heap` bytes of memory and `completions` entries in the queue, a power of
-    /// two.
-    pub fn with(driver: &'a Driver<M>, heap: u64, completions: u32) -> Result<Self, String> {
+    /// two. Connections wait 4.096 µs · 2^`timeout` for an answer.
+    pub fn with(driver: &'a Driver<M>, heap: u64, completions: u32, timeout: u8) -> Result<Self, String> {
         let gid = link_local(driver.platform().mac());
         driver.bind(0, gid).map_err(cannot("bind an address"))?;
         let context = driver.open(PAGE).map_err(cannot("open a context"))?;
@@ -84,7 +85,7 @@ impl<'a, M: Machine> Node<'a, M> {
         let cq = driver.create_cq(context, completions).map_err(cannot("create a completion queue"))?;
         let buffer = Buffer::new(driver.platform(), heap);
         let mr = driver.register(pd, ALL_ACCESS, VA, heap, &buffer.dir).map_err(cannot("register memory"))?;
-        Ok(Self { driver, context, pd, cq, heap: buffer, mr, gid })
+        Ok(Self { driver, context, pd, cq, heap: buffer, mr, gid, timeout })
     }
 
     /// Two queue pairs that are connected to each other.
@@ -124,7 +125,8 @@ impl<'a, M: Machine> Node<'a, M> {
                 | mask::DEST_QPN,
             &attrs,
         )?;
-        (attrs.qp_state, attrs.sq_psn, attrs.timeout, attrs.retry_cnt) = (state::RTS, 0xff_fff0, 14, 7);
+        (attrs.qp_state, attrs.sq_psn, attrs.timeout, attrs.retry_cnt) =
+            (state::RTS, 0xff_fff0, self.timeout, 7);
         (attrs.rnr_retry, attrs.max_rd_atomic) = (7, 4);
         modify(
             mask::STATE

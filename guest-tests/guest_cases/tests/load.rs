@@ -91,7 +91,7 @@ impl World {
 
     fn loads(&self) -> [Load<'_, Virtual>; 2] {
         let load = |side: usize| {
-            let plan = Plan { peer: mac(2 - side as u8).0, streams: STREAMS };
+            let plan = Plan { peer: mac(2 - side as u8).0, streams: STREAMS, timeout: 14 };
             Load::new(&self.drivers[side], plan).expect("load starts")
         };
         [load(0), load(1)]

@@ -44,6 +44,8 @@ pub struct Plan {
     pub peer: [u8; 6],
     /// Connections, 1 to 16. Both sides say the same.
     pub streams: u32,
+    /// How long a connection waits for an answer before it sends again: 4.096 µs · 2^`timeout`, seven times.
+    pub timeout: u8,
 }
 
 /// What one side has done and checked.
@@ -89,7 +91,7 @@ impl<'a, M: Machine> Load<'a, M> {
         if !(1..=MAX_STREAMS).contains(&plan.streams) {
             return Err(format!("A load has 1 to {MAX_STREAMS} connections, not {}", plan.streams));
         }
-        let node = Node::with(driver, layout::heap_bytes(plan.streams), 1024)?;
+        let node = Node::with(driver, layout::heap_bytes(plan.streams), 1024, plan.timeout)?;
         let own = origin(driver.platform().mac());
         let mut book = alloc::vec![0; BOOK_BYTES as usize];
         fill(own, 0, &mut book);

@@ -235,9 +235,18 @@ fn row(
             (Err(error), Some(Err(control))) => Ok(Outcome::Skipped(format!(
                 "rdma_rxe does not do it to itself either ({control:#}); with us: {error:#}"
             ))),
-            (Err(error), _) => Err(error.context("It fails with us and passes between two rdma_rxe")),
+            (Err(error), _) => again(error, run(stand, networks.ours)),
         }
     })
+}
+
+/// What a row's failure is worth that its control does not share. rdma_rxe hangs by itself now and then, so one of two is
+/// no failure of ours for certain; it is counted and told.
+fn again(first: anyhow::Error, second: Result<()>) -> Result<Outcome> {
+    match second {
+        Ok(()) => Ok(Outcome::Skipped(format!("it failed once of two times: {first:#}"))),
+        Err(error) => Err(error.context("It fails twice with us and passes between two rdma_rxe")),
+    }
 }
 
 /// Makes the devices of rdma_rxe that are not there, in guests that may have started anew.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::node::HEAP;
 use common::wr::{SEND, statuses, va};
 use common::{Connection, World, edit};
-use roce::wire::Pdu;
+use roce::wire::{Aeth, Pdu, Syndrome};
 use verbs::{AsyncEvent, Mtu, Provider, QpId, QpState, SendFlags, SendOp, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
@@ -144,6 +144,31 @@ fn waiting_for_receives_costs_no_transport_retry() {
     world.run();
     assert_eq!(statuses(&world.nodes[0].completions()), [(0, OK), (1, OK), (2, OK), (3, OK)]);
     assert_eq!(world.nodes[0].provider.counters().ack_timeouts, 0);
+}
+
+/// As `rdma_rxe` does, for the packets behind the one that finds no receive.
+#[test]
+fn sequence_nak_behind_an_rnr_nak_costs_no_retry_and_cuts_no_wait() {
+    let mut world = World::connected(Connection { retry_cnt: 0, min_rnr_timer: 20, ..Connection::default() });
+    world.hooks.push(Box::new(|_, frame| {
+        let Pdu::Ack(Aeth { syndrome: Syndrome::RnrNak(_), .. }) = edit::packet(&frame).pdu else {
+            return vec![frame];
+        };
+        let mut nak = frame.clone();
+        nak[edit::ext(&frame)] = 0x60;
+        edit::seal(&mut nak);
+        vec![frame, nak]
+    }));
+    let start = world.now;
+    world.nodes[0].send(1, 1, SEND, HEAP, 3000);
+    world.run_for(Duration::from_millis(100));
+    world.nodes[1].recv(1, 1, TARGET, 3000);
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+    let counters = world.nodes[0].provider.counters();
+    // Code 20 is 10.24 ms.
+    assert_eq!(counters.rnr_naks_received, 10);
+    assert!(world.now - start < Duration::from_millis(120));
 }
 
 #[test]

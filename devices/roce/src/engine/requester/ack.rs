@@ -55,7 +55,10 @@ impl Qp {
         let (counter, status) = match code {
             NakCode::Sequence => {
                 cx.counters.sequence_naks_received += 1;
-                self.retry(cx);
+                // Nothing was sent since the wait began: it is about packets behind the one that found no receive.
+                if !matches!(self.req.wait, Wait::Rnr(_)) {
+                    self.retry(cx);
+                }
                 return;
             }
             NakCode::InvalidRequest => {

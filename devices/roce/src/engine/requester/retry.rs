@@ -114,6 +114,8 @@ impl Qp {
             };
             self.req.rnr_retries = left;
         }
+        // One packet is enough to ask again; some peers answer each of those behind it with a sequence NAK.
+        self.req.window.collapse();
         self.rewind();
         self.req.wait = Wait::Rnr(cx.now + rnr_delay(timer));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::guests::Task;
-use crate::rdma::{Listening, Pair};
+use crate::rdma::{Listening, Pair, PairOutput};
 use crate::suite::{Case, Outcome, Stand};
 
 /// How long a guest may take to restart.
@@ -63,9 +63,7 @@ fn flap_under_load(stand: &mut Stand<'_>) -> Result<()> {
     for guest in stand.guests.all() {
         guest.must("ip link set eth0 down && sleep 2 && ip link set eth0 up && sleep 2")?;
     }
-    for job in load {
-        job.wait()?.success()?;
-    }
+    both_end(load)?;
     still_works(stand)
 }
 
@@ -79,18 +77,19 @@ pub(super) fn unload_under_load(stand: &mut Stand<'_>) -> Result<()> {
         device.name
     );
     let taken = stand.b().must(Task::shell(line).timeout(Duration::from_secs(60)));
-    let ended = load.into_iter().map(crate::guests::Job::kill).collect::<Result<Vec<_>, _>>();
+    let ended = load.map(crate::guests::Job::kill);
     taken?;
-    ended?;
+    for output in ended {
+        output?;
+    }
     still_works(stand)
 }
 
 fn reboot_under_load(stand: &mut Stand<'_>) -> Result<()> {
-    let mut load = start_load(stand)?;
+    let [in_a, in_b] = start_load(stand)?;
     let lives = stand.b().lives();
     // The load in b goes with it.
-    let in_a = load.swap_remove(0);
-    drop(load);
+    drop(in_b);
     stand.b().reboot(REBOOT_TIMEOUT)?;
     ensure!(stand.b().lives() == lives + 1, "The guest came up {} times", stand.b().lives() - lives);
     in_a.kill()?;
@@ -104,12 +103,11 @@ fn kexec_under_load(stand: &mut Stand<'_>) -> Result<()> {
     stand.b().must(
         "kexec --load /dev/vda --args-linux --initrd=/dev/vdb --append=\"$(cat /proc/cmdline) verbena.kexec\" --no-checks",
     )?;
-    let mut load = start_load(stand)?;
+    let [in_a, in_b] = start_load(stand)?;
     let lives = stand.b().lives();
-    let in_a = load.swap_remove(0);
     let jump = stand.b().start("kexec --exec --no-ifdown");
     stand.b().wait_ready(lives + 1, REBOOT_TIMEOUT)?;
-    drop((load, jump));
+    drop((in_b, jump));
     ensure!(stand.b().lives() == lives + 1, "The guest came up {} times", stand.b().lives() - lives);
     let words = stand.b().must("cat /proc/cmdline")?;
     ensure!(
@@ -120,8 +118,14 @@ fn kexec_under_load(stand: &mut Stand<'_>) -> Result<()> {
     still_works(stand)
 }
 
+/// Waits until both ends of a load have ended well.
+pub(super) fn both_end(load: [crate::guests::Job; 2]) -> Result<PairOutput> {
+    let [server, client] = load.map(crate::guests::Job::wait);
+    Ok(PairOutput { server: server?, client: client? }.success()?)
+}
+
 /// Starts a bandwidth test that would run for a while: the server's job in a, then the client's in b.
-pub(super) fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
+pub(super) fn start_load(stand: &Stand<'_>) -> Result<[crate::guests::Job; 2]> {
     let (a, b) = (stand.a(), stand.b());
     let (of_a, of_b) = (stand.device(a)?, stand.device(b)?);
     let server = a.start(format!("ib_write_bw -d {} -x {} {LOAD}", of_a.name, of_a.ipv4));
@@ -130,5 +134,5 @@ pub(super) fn start_load(stand: &Stand<'_>) -> Result<Vec<crate::guests::Job>> {
     // The guest is asked, since the program keeps what it prints until it ends.
     b.must(Task::shell(CONNECTED).timeout(CONNECT_TIMEOUT)).context("The load did not start")?;
     std::thread::sleep(Duration::from_secs(2));
-    Ok(vec![server, client])
+    Ok([server, client])
 }

@@ -65,6 +65,9 @@ pub enum GuestError {
         /// The last lines it printed.
         tail: String,
     },
+    /// Both ends of a connection failed.
+    #[error("{0}\n{1}")]
+    Both(Box<Self>, Box<Self>),
 }
 
 /// The last lines of a text, for a message.

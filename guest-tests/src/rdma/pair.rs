@@ -58,6 +58,21 @@ pub struct PairOutput {
     pub client: Output,
 }
 
+impl PairOutput {
+    /// Makes an error of anything but status 0 of both.
+    ///
+    /// # Errors
+    ///
+    /// As [`Output::success`]; it has the words of both where both failed, since either may be the cause.
+    pub fn success(self) -> Result<Self, GuestError> {
+        match (self.client.success(), self.server.success()) {
+            (Ok(client), Ok(server)) => Ok(Self { server, client }),
+            (Err(client), Err(server)) => Err(GuestError::Both(Box::new(client), Box::new(server))),
+            (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+        }
+    }
+}
+
 impl Pair {
     /// Runs both to their ends. A server that fails early ends it at once.
     ///
@@ -96,8 +111,7 @@ impl Pair {
     ///
     /// As [`Pair::run`], and when one of them fails.
     pub fn must(self, server: &Guest, client: &Guest) -> Result<PairOutput, GuestError> {
-        let PairOutput { server, client } = self.run(server, client)?;
-        Ok(PairOutput { client: client.success()?, server: server.success()? })
+        self.run(server, client)?.success()
     }
 }
 

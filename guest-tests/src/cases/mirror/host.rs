@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cases::lifecycle::{REBOOT_TIMEOUT, start_load, still_works, unload_under_load};
+use crate::cases::lifecycle::{REBOOT_TIMEOUT, both_end, start_load, still_works, unload_under_load};
 use crate::guests::{Guest, Task};
-use crate::rdma::{HostObject, HostRdma, Listening, bandwidth};
+use crate::rdma::{HostObject, HostRdma, Listening, PairOutput, bandwidth};
 use crate::suite::{Case, Stand};
 
 /// How long the host may take to follow a guest: it forgets an address 30 s after it was last renewed.
@@ -68,7 +68,7 @@ fn seen_on_the_host(stand: &mut Stand<'_>) -> Result<()> {
     let host = HostRdma::make()?;
     nothing_is_left(&host)?;
     let before = host.counter("sent_pkts")?;
-    let mut load = start_load(stand)?;
+    let load = start_load(stand)?;
     for guest in stand.guests.all() {
         for kind in ["qp", "cq", "mr"] {
             let listed = host.objects(kind)?;
@@ -79,8 +79,7 @@ fn seen_on_the_host(stand: &mut Stand<'_>) -> Result<()> {
             );
         }
     }
-    let client = load.pop().context("A load has two ends")?.wait()?.success()?;
-    load.into_iter().try_for_each(|server| server.wait()?.success().map(drop))?;
+    let PairOutput { client, .. } = both_end(load)?;
     let row = bandwidth(&client.out).with_context(|| format!("ib_write_bw printed\n{}", client.out))?;
     let (payload, sent) = (row.bytes * row.iterations, host.counter("sent_pkts")? - before);
     ensure!(sent >= payload / PATH_MTU, "The device counts {sent} packets for {payload} bytes");
@@ -93,26 +92,25 @@ fn leaves_nothing(stand: &mut Stand<'_>, run: fn(&mut Stand<'_>) -> Result<()>) 
 }
 
 fn crash_under_load(stand: &mut Stand<'_>) -> Result<()> {
-    let mut load = start_load(stand)?;
+    let [in_a, in_b] = start_load(stand)?;
     let (b, lives) = (stand.b(), stand.b().lives());
-    // The load in b goes with it.
-    let in_a = load.swap_remove(0);
     let crash = b.start("echo c > /proc/sysrq-trigger");
     b.wait_ready(lives + 1, REBOOT_TIMEOUT)?;
-    drop((load, crash));
+    // The load in b went with it.
+    drop((in_b, crash));
     in_a.kill()?;
     still_works(stand)
 }
 
 fn killed(stand: &mut Stand<'_>) -> Result<()> {
     let host = HostRdma::make()?;
-    let mut load = start_load(stand)?;
+    let [in_a, _in_b] = start_load(stand)?;
     let (a, b) = (stand.a(), stand.b());
     ensure!(has_address(b)?, "The host does not have {}", b.ip(0));
     b.kill();
     let is_of_a = |object: &HostObject| object.is_of(a.vm_id());
     settles(|| Ok(objects(&host)?.iter().all(is_of_a)), "no object of the machine that was killed")?;
-    load.swap_remove(0).kill().context("The other machine suffers")?;
+    in_a.kill().context("The other machine suffers")?;
     nothing_is_left(&host)?;
     settles(|| Ok(!has_address(b)?), "no address of the machine that was killed")
 }

@@ -146,7 +146,7 @@ enum State {
 struct Connection {
     state: State,
     peer: IpAddr,
-    /// The queue pair is there, with this number and first PSN.
+    /// The queue pair is there, with this number and the PSN that it expects first.
     qp: Option<(Qpn, u32)>,
 }
 
@@ -441,8 +441,8 @@ impl Endpoint {
             av,
             path_mtu: remote.mtu.min(limits.active_mtu),
             dest_qpn: remote.qpn,
-            rq_psn: remote.psn,
-            sq_psn: psn,
+            rq_psn: psn,
+            sq_psn: remote.psn,
             max_dest_rd_atomic: limits.max_dest_rd_atomic,
             max_rd_atomic: limits.max_rd_atomic.min(remote.responder_resources),
             min_rnr_timer: RNR_TIMER,
@@ -635,6 +635,7 @@ impl Endpoint {
 #[derive(Clone, Copy, Debug)]
 struct Remote {
     qpn: Qpn,
+    /// The PSN that it expects first.
     psn: u32,
     mtu: Mtu,
     responder_resources: u8,

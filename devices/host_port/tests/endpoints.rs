@@ -3,8 +3,8 @@
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device_model::net::{Link, MacAddr};
@@ -23,6 +23,8 @@ struct Lossy {
     inner: PairLink,
     random: AtomicU64,
     percent: u64,
+    /// All that was sent.
+    sent: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Link for Lossy {
@@ -32,6 +34,7 @@ impl Link for Lossy {
         let random =
             self.random.load(Ordering::Relaxed).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.random.store(random, Ordering::Relaxed);
+        self.sent.lock().unwrap().push(frame);
         if datagram && (random >> 33) % 100 < self.percent { Ok(()) } else { self.inner.send(parts) }
     }
 
@@ -50,6 +53,7 @@ impl Link for Lossy {
 
 struct World {
     ends: [Endpoint; 2],
+    links: Vec<Arc<Lossy>>,
     events: [Vec<Event>; 2],
     now: Instant,
 }
@@ -63,17 +67,19 @@ impl World {
         let (a, b) = pair(4300).unwrap();
         let mut seeds = [seed, seed + 99].into_iter();
         let mut numbers = 1..;
+        let mut links = Vec::new();
         let mut ends = [a, b].map(|inner| {
             let n: u8 = numbers.next().unwrap();
             let random = AtomicU64::new(seeds.next().unwrap());
-            let link = Arc::new(Lossy { inner, random, percent });
+            let link = Arc::new(Lossy { inner, random, percent, sent: Mutex::default() });
+            links.push(Arc::clone(&link));
             let mac = MacAddr([2, 0, 0, 0, 0, n]);
             let arena = Arena::new(1 << 20).unwrap();
             let engine = RoceProvider::new(RoceConfig::new(mac), arena.ram().clone(), link.clone()).unwrap();
             Endpoint::new(Config::new(mac, ip(v6, n)), Box::new(engine), arena, link).unwrap()
         });
         ends[1].listen(PORT);
-        Self { ends, events: [Vec::new(), Vec::new()], now: Instant::from_nanos(1) }
+        Self { ends, links, events: [Vec::new(), Vec::new()], now: Instant::from_nanos(1) }
     }
 
     /// Lets both work until `what` has happened or a time is over; whether it has.
@@ -150,6 +156,39 @@ impl World {
 }
 
 /// Each side sends, and reads and writes what the other has registered.
+/// Three bytes of the first frame that has `value` at `mark`.
+fn word(link: &Lossy, mark: usize, value: &[u8], at: usize) -> Vec<u8> {
+    let sent = link.sent.lock().unwrap();
+    let frame = sent.iter().find(|frame| frame.get(mark..mark + value.len()) == Some(value)).unwrap();
+    frame[at..at + 3].to_vec()
+}
+
+/// What the connection manager of Linux takes the number in REQ and REP for: not what their sender begins with.
+#[test]
+fn each_end_begins_with_the_psn_that_the_other_has_asked_for() {
+    /// Offsets in an IPv4 frame: opcode and PSN of its packet, attribute and body of a datagram of the connection manager.
+    const OPCODE: usize = 42;
+    const PSN: usize = 51;
+    const ATTRIBUTE: usize = 78;
+    const BODY: usize = 86;
+    const SEND_ONLY: u8 = 4;
+    let mut world = World::new(false, 1, 0);
+    let (a, b) = world.connect(false);
+    for (n, conn) in [(0, a), (1, b)] {
+        let buffer = world.buffer(1 - n, &[0; 8]);
+        let sges = SgeList::from_slice(&[world.ends[1 - n].sge(buffer, 0, 8)]);
+        let other = [a, b][1 - n];
+        world.ends[1 - n].post_recv(other, RecvWr { wr_id: 1, sges, bad: None }).unwrap();
+        let from = world.buffer(n, &[7; 8]);
+        assert_eq!(world.send(n, conn, SendOp::Send { imm: None }, from), WcStatus::Success);
+    }
+    let asked_by_a = word(&world.links[0], ATTRIBUTE, &[0, 0x10], BODY + 44);
+    let asked_by_b = word(&world.links[1], ATTRIBUTE, &[0, 0x13], BODY + 20);
+    assert_ne!(asked_by_a, asked_by_b);
+    assert_eq!(word(&world.links[0], OPCODE, &[SEND_ONLY], PSN), asked_by_b);
+    assert_eq!(word(&world.links[1], OPCODE, &[SEND_ONLY], PSN), asked_by_a);
+}
+
 #[test]
 fn endpoints_connect_exchange_and_part() {
     for v6 in [false, true] {

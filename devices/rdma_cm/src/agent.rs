@@ -38,7 +38,7 @@ pub struct Peer {
 pub struct LocalEnd {
     /// Queue pair.
     pub qpn: Qpn,
-    /// First PSN.
+    /// The first PSN that it expects.
     pub psn: u32,
     /// Reads and atomics that it serves at a time.
     pub responder_resources: u8,

@@ -116,7 +116,7 @@ pub struct Request {
     pub initiator_depth: u8,
     /// Time-out code (4.096 µs · 2^n) within which the receiver shall answer.
     pub remote_response_timeout: u8,
-    /// The first PSN that it sends.
+    /// The first PSN that the sender expects, and so that the receiver is to send.
     pub psn: u32,
     /// Time-out code within which the sender answers.
     pub local_response_timeout: u8,
@@ -222,7 +222,7 @@ pub struct Reply {
     pub ids: Ids,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// The first PSN that the sender expects, and so that the receiver is to send.
     pub psn: u32,
     /// Reads and atomics that it can serve at a time.
     pub responder_resources: u8,

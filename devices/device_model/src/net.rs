@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 /// Bytes of an Ethernet header without a VLAN tag.
 pub const ETHERNET_HEADER: usize = 14;
 
+/// Ethertype of the frames by which monitors find each other's RDMA devices (IEEE 802 local experimental 1).
+pub const ETHERTYPE_TUNNEL: u16 = 0x88b5;
+
 /// Largest frame any link carries: header, one VLAN tag and the largest IP packet a port's MTU allows.
 pub const MAX_FRAME: usize = 65_536 + ETHERNET_HEADER + 4;
 

@@ -369,10 +369,11 @@ fn user_queue_pair_may_not_touch_kernel_opcodes() {
 #[test]
 fn region_that_goes_away_under_a_read_ends_it_with_an_access_error() {
     let mut world = World::new();
-    world.connect(1, Connection::default());
+    // One part at a time: then what was not answered is asked for the first time.
+    world.connect(1, Connection { rd_atomic: 1, ..Connection::default() });
     let keys = world.nodes[1].register(2, 0x5000, PAGE, 0x20_0000, ALL);
     world.nodes[0].send(1, 1, SendOp::Read { addr: 0x5000, rkey: keys.rkey }, HEAP, 0x20_0000);
-    world.run_for(std::time::Duration::from_micros(11));
+    world.run_for(common::carrier::part_of_a_read());
     world.nodes[1].provider.deregister_mr(MrId(2)).unwrap();
     world.run();
     assert_eq!(statuses(&world.nodes[0].completions()), [(1, WcStatus::RemAccessErr)]);

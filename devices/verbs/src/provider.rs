@@ -16,6 +16,8 @@ pub enum Carrier {
     Wire,
     /// Nothing: one copy out of the memory of another machine of this host.
     Direct,
+    /// Requests of this host's RDMA device, which fetch from the memory of a machine of another host.
+    Tunnel,
     /// Nothing: one copy inside the memory of this machine.
     Itself,
 }

@@ -137,6 +137,7 @@ const fn carrier(carrier: Carrier) -> &'static str {
     match carrier {
         Carrier::Wire => "wire",
         Carrier::Direct => "direct",
+        Carrier::Tunnel => "tunnel",
         Carrier::Itself => "itself",
     }
 }

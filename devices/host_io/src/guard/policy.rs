@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use device_model::net::MacAddr;
+use device_model::net::{ETHERTYPE_TUNNEL, MacAddr};
 use etherparse::icmpv6::{
     TYPE_NEIGHBOR_ADVERTISEMENT, TYPE_NEIGHBOR_SOLICITATION, TYPE_REDIRECT_MESSAGE,
     TYPE_ROUTER_ADVERTISEMENT, TYPE_ROUTER_SOLICITATION,
@@ -56,7 +56,7 @@ impl AddressPolicy {
 
     /// Ties the guest to one Ethernet address, to these IP addresses and to the link-local IPv6 address that follows
     /// from the Ethernet address. It may still ask for addresses (DHCP), probe them (ARP, duplicate address detection),
-    /// and send nothing but IP and ARP.
+    /// and send nothing but IP, ARP and what monitors call each other by.
     pub fn with_addresses(mac: MacAddr, mut addresses: Vec<IpAddr>) -> Self {
         addresses.push(link_local(mac).into());
         Self { mac, addresses: Some(addresses) }
@@ -181,6 +181,8 @@ impl Claims<'_> {
 
     fn other(&self, packet: &LaxSlicedPacket<'_>) -> Result<(), Violation> {
         match packet.ether_payload() {
+            // What they say is vouched for by a key that guests do not have.
+            Some(payload) if payload.ether_type == EtherType(ETHERTYPE_TUNNEL) => Ok(()),
             Some(payload) if payload.ether_type == REVERSE_ARP => {
                 self.arp(&ArpPacketSlice::from_slice(payload.payload).map_err(|_| Violation::Unreadable)?)
             }

@@ -44,6 +44,8 @@ counters! {
     direct_rx_records,
     /// Bytes copied out of another machine's memory, or the device's own, to where they belong.
     direct_copied_bytes,
+    /// Bytes that this host's RDMA device fetched out of another machine's memory to where they belong.
+    tunnel_fetched_bytes,
     /// Channels lost, with the packets in them.
     direct_losses,
     /// Packets sent more than once.
@@ -98,6 +100,8 @@ counters! {
     dropped_address,
     /// Packets dropped: acknowledgement of something never sent, or response nobody waits for.
     dropped_response,
+    /// Packets dropped: the payload of one before them is still being fetched.
+    dropped_fetching,
     /// Datagrams dropped: no receive posted.
     dropped_no_receive,
     /// Datagrams dropped: longer than the receive.

@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use device_model::net::MacAddr;
 use device_model::time::Instant;
-use verbs::{AsyncEvent, Carrier, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn};
+use verbs::{AsyncEvent, Carrier, Gid, Limits, Mtu, ProviderEvent, QpId, Qpn, Segments};
 
 pub use self::config::Config;
 pub use self::counters::Counters;
@@ -63,6 +63,25 @@ impl Payload {
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.range.len()).unwrap_or(u32::MAX)
     }
+}
+
+impl Payload {
+    /// That of a message.
+    fn of(message: &Message) -> Self {
+        Self { range: 0..message.len as usize, unit: MAX_CHUNK }
+    }
+}
+
+/// Whether the peer of a connection has sent a message: from its machine, if it came by a channel, and between the two
+/// addresses of the connection.
+fn is_from_peer(qp: &Qp, from: Option<MacAddr>, message: &Message) -> bool {
+    let known = from.is_none_or(|from| from == qp.path.dmac);
+    known && message.src == qp.path.dst && message.dst == qp.path.src
+}
+
+/// Whether a packet is of the partition. One of two members must be a full one (IBTA 10.9.3); this side is.
+const fn is_of_partition(packet: &Packet) -> bool {
+    packet.p_key | P_KEY_FULL == P_KEY_DEFAULT
 }
 
 /// Bit of a partition key that tells full from limited membership.
@@ -101,6 +120,7 @@ impl Engine {
             timers: timers::Timers::default(),
             counters: Counters::default(),
             revoked: false,
+            ended: false,
             now: Instant::ZERO,
             config,
         };
@@ -163,29 +183,48 @@ impl Engine {
         let cx = &mut self.shared;
         cx.counters.direct_rx_records += 1;
         self.take(now, &message.packet, |cx, qp| {
-            let known = from.is_none_or(|from| from == qp.path.dmac);
             if !qp.is_rc() {
                 cx.counters.dropped_no_qp += 1;
-            } else if !known || message.src != qp.path.dst || message.dst != qp.path.src {
+            } else if !is_from_peer(qp, from, message) {
                 cx.counters.dropped_address += 1;
             } else {
-                let len = message.len as usize;
-                Self::dispatch_rc(cx, qp, &message.packet, &Payload { range: 0..len, unit: MAX_CHUNK });
+                Self::dispatch_rc(cx, qp, &message.packet, &Payload::of(message));
             }
         });
     }
 
+    /// Where the payload of a message from the channel of machine `from` belongs, if [`Engine::receive_direct`] would have
+    /// it placed anywhere. So its bytes can be there before the message is carried out. What a SEND needs of a receive
+    /// queue is taken from there by this call, and kept for whatever brings the SEND in the end.
+    pub fn target(&mut self, now: Instant, from: MacAddr, message: &Message) -> Option<Segments> {
+        self.shared.now = now;
+        let qp = self.find(&message.packet).filter(|_| is_of_partition(&message.packet))?;
+        let Self { shared: cx, qps, .. } = self;
+        let qp = qps.get_mut(qp.0).filter(|qp| qp.is_rc() && is_from_peer(qp, Some(from), message))?;
+        match message.packet.pdu {
+            Pdu::ReadResponse { at, .. } => {
+                qp.response_target(cx, message.packet.psn, at, &Payload::of(message))
+            }
+            _ => qp.request_target(cx, &message.packet, &Payload::of(message)),
+        }
+    }
+
+    /// The queue pair that a packet is for, if it takes packets.
+    fn find(&self, packet: &Packet) -> Option<QpId> {
+        let id = Self::qp_id(self.secret, &self.named, packet.dest);
+        self.qps.get(id.0).filter(|qp| qp.qpn == packet.dest && qp.receives()).map(|qp| qp.id)
+    }
+
     /// Finds the queue pair that a packet is for.
     fn take(&mut self, now: Instant, packet: &Packet, dispatch: impl FnOnce(&mut Shared, &mut Qp)) {
+        let found = self.find(packet);
         let Self { shared: cx, qps, .. } = self;
         cx.now = now;
-        // One of two members of a partition must be a full one (IBTA 10.9.3); this side is.
-        if packet.p_key | P_KEY_FULL != P_KEY_DEFAULT {
+        if !is_of_partition(packet) {
             cx.counters.dropped_pkey += 1;
             return;
         }
-        let id = Self::qp_id(self.secret, &self.named, packet.dest);
-        let Some(qp) = qps.get_mut(id.0).filter(|qp| qp.qpn == packet.dest && qp.receives()) else {
+        let Some(qp) = found.and_then(|id| qps.get_mut(id.0)) else {
             cx.counters.dropped_no_qp += 1;
             return;
         };
@@ -309,8 +348,8 @@ impl Engine {
     }
 
     /// From now on machine `mac` is reached by a channel: packets to it may be as long as [`MAX_CHUNK`].
-    pub fn add_neighbour(&mut self, mac: MacAddr) {
-        self.shared.neighbours.add(mac);
+    pub fn add_neighbour(&mut self, mac: MacAddr, carrier: Carrier) {
+        self.shared.neighbours.add(mac, carrier);
     }
 
     /// The channel to machine `mac` is gone, and what was in it with it: its queue pairs send again over the wire.
@@ -347,10 +386,8 @@ impl Engine {
         let path = &self.qps.get(qp.0).filter(|qp| qp.is_rc() && !qp.path.dst.is_zero())?.path;
         Some(if self.owns(&path.dst) {
             Carrier::Itself
-        } else if self.shared.is_direct(path) {
-            Carrier::Direct
         } else {
-            Carrier::Wire
+            self.shared.neighbours.carrier(path.dmac).unwrap_or(Carrier::Wire)
         })
     }
 
@@ -358,6 +395,12 @@ impl Engine {
     /// an unfinished request. Nobody may read of it any more before that is told to anyone.
     pub const fn take_revoked(&mut self) -> bool {
         std::mem::replace(&mut self.shared.revoked, false)
+    }
+
+    /// Whether, since this was asked last, a queue pair failed: on its behalf nobody may write any more before that is told
+    /// to anyone.
+    pub const fn take_ended(&mut self) -> bool {
+        std::mem::replace(&mut self.shared.ended, false)
     }
 
     /// The next thing that happened.

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 
 use device_model::net::MacAddr;
-use verbs::QpId;
+use verbs::{Carrier, QpId};
 
 #[derive(Debug)]
 struct Neighbour {
     mac: MacAddr,
+    /// What its channel is.
+    carrier: Carrier,
     /// The channel has no room.
     blocked: bool,
     /// Queue pairs that have something to send when it has.
@@ -24,12 +26,17 @@ impl Neighbours {
     }
 
     pub(crate) fn contains(&self, mac: MacAddr) -> bool {
-        self.0.iter().any(|neighbour| neighbour.mac == mac)
+        self.carrier(mac).is_some()
     }
 
-    pub(crate) fn add(&mut self, mac: MacAddr) {
+    /// What carries packets to a machine, if it has a channel.
+    pub(crate) fn carrier(&self, mac: MacAddr) -> Option<Carrier> {
+        self.0.iter().find(|neighbour| neighbour.mac == mac).map(|neighbour| neighbour.carrier)
+    }
+
+    pub(crate) fn add(&mut self, mac: MacAddr, carrier: Carrier) {
         if !self.contains(mac) {
-            self.0.push(Neighbour { mac, blocked: false, waiting: BTreeSet::new() });
+            self.0.push(Neighbour { mac, carrier, blocked: false, waiting: BTreeSet::new() });
         }
     }
 
@@ -65,7 +72,7 @@ mod tests {
     fn who_finds_no_room_is_named_when_there_is_some() {
         let mut neighbours = Neighbours::default();
         assert!(!neighbours.blocks(MAC, QpId(1)));
-        neighbours.add(MAC);
+        neighbours.add(MAC, Carrier::Direct);
         assert!(!neighbours.blocks(MAC, QpId(1)));
         neighbours.set_blocked(MAC, true);
         assert!(neighbours.blocks(MAC, QpId(1)) && neighbours.blocks(MAC, QpId(1)));

@@ -267,6 +267,7 @@ impl Engine {
             timers,
             counters: _,
             revoked,
+            ended: _,
             now: _,
         } = shared;
         pds.clear();

@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// Something that plans may have named was taken back, and nothing may be read of it any more.
     pub(crate) revoked: bool,
+    /// A queue pair failed, and nothing may be written on its behalf any more.
+    pub(crate) ended: bool,
     /// The time of the current call.
     pub(crate) now: Instant,
 }

@@ -1,16 +1,18 @@
 //! Packets that need no frames: to the device itself, and over channels to other machines.
 
+use std::io::IoSlice;
 use std::net::IpAddr;
 
-use device_model::direct::{Channel, Exchange};
+use device_model::direct::{Channel, Exchange, MAX_PIECES};
 use device_model::net::MacAddr;
 use device_model::ram::{GuestRam, RamError, RamSlice};
 use device_model::time::Instant;
-use verbs::Gid;
+use verbs::{Carrier, Gid, Segments};
 
 use super::RoceProvider;
 use super::lines::Line;
 use super::mover::{Mover, Received};
+use super::waiting::{Verdict, pieces};
 use crate::engine::Engine;
 use crate::engine::plan::Outgoing;
 use crate::wire::message::{FRAME, FRAME_AT, Location, MAX_VALUE, MESSAGE};
@@ -27,8 +29,10 @@ impl RoceProvider {
     /// Uses `channel` for all packets to the machine with this address from now on, in place of one there may have been.
     pub fn attach(&mut self, peer: MacAddr, channel: Box<dyn Channel>) {
         self.detach(peer);
-        self.engine.add_neighbour(peer);
-        self.lines.push(Line::new(peer, channel));
+        let mut line = Line::new(peer, channel);
+        let carrier = line.channel.fetcher().map_or(Carrier::Direct, |_| Carrier::Tunnel);
+        self.engine.add_neighbour(peer, carrier);
+        self.lines.push(line);
     }
 
     /// Gives up the channel to a machine, if there is one.
@@ -49,7 +53,11 @@ impl RoceProvider {
     }
 
     /// Takes over channels that have come about, and gives up those that work no more.
-    pub(super) fn follow_channels(&mut self) {
+    pub(super) fn follow_channels(&mut self, now: Instant) {
+        while let Some(frame) = self.exchange.as_mut().and_then(|exchange| exchange.transmit(now)) {
+            // One that is lost is sent again.
+            let _ = self.link.send(&[IoSlice::new(&frame)]);
+        }
         while let Some((peer, channel)) = self.exchange.as_mut().and_then(|exchange| exchange.poll()) {
             self.attach(peer, channel);
         }
@@ -108,24 +116,42 @@ impl RoceProvider {
     /// Takes records that came over channels. Returns whether there may be more.
     pub(super) fn take_records(&mut self, now: Instant) -> bool {
         let Self { engine, mover, lines, record, .. } = self;
-        lines.iter_mut().fold(false, |more, line| {
-            let peer = line.peer;
-            let take = |channel: &dyn Channel, record: &[u8]| {
-                take_record(engine, mover, now, Some((peer, channel)), record);
-            };
-            line.receive(record, take) || more
-        })
+        let mut more = false;
+        for line in lines {
+            more |= line.receive(record, |line, record| take_from(engine, mover, now, line, record));
+        }
+        more
+    }
+
+    /// Carries records out whose payloads have come, and looks at those behind them.
+    pub(super) fn take_fetched(&mut self, now: Instant) {
+        let Self { engine, mover, lines, .. } = self;
+        for line in lines {
+            line.take_fetched();
+            look_at_due(engine, mover, now, line);
+        }
     }
 
     /// Sees to it that what was taken back is read by nobody any more: what turned around is taken now, and peers are waited
     /// for. Meanwhile their records are taken too, since they may wait for the same thing. A peer that takes too long
     /// loses its channel.
+    ///
+    /// What is being fetched comes first: it may be written to what was taken back, or to what belongs to a queue pair that
+    /// has failed. That depends on no peer's goodwill, only on its device.
     pub(super) fn settle(&mut self) {
-        while self.engine.take_revoked() {
+        loop {
+            let (revoked, ended) = (self.engine.take_revoked(), self.engine.take_ended());
+            if revoked || ended {
+                self.finish_fetches();
+            }
+            if !revoked {
+                return;
+            }
             let now = self.now;
             self.take_hairpin(now);
             self.lines.iter_mut().for_each(|line| line.channel.flush());
             while let Some(at) = self.lines.iter_mut().position(|line| !line.is_settled()) {
+                self.take_fetched(now);
                 self.take_records(now);
                 self.retry_held();
                 let Some(line) = self.lines.get_mut(at) else { break };
@@ -138,6 +164,81 @@ impl RoceProvider {
             }
         }
     }
+
+    /// Sees to it that nothing is fetched any more. A fetch that takes too long costs the channel.
+    fn finish_fetches(&mut self) {
+        while let Some(line) = self.lines.iter_mut().find(|line| line.waiting.is_fetching()) {
+            let peer = line.peer;
+            if !line.finish_fetches() {
+                tracing::warn!(%peer, "Payload does not come: the channel of its machine is closed");
+                self.detach(peer);
+            }
+        }
+    }
+}
+
+/// Takes one record from a channel, or lets it wait for its payload.
+fn take_from(engine: &mut Engine, mover: &Mover, now: Instant, line: &mut Line, record: &[u8]) {
+    let waits = match Message::parse(record) {
+        Ok(message) if line.channel.fetcher().is_some() => {
+            let by_reference = matches!(message.payload, Location::Runs(_));
+            Some(message.packet.dest).filter(|qpn| by_reference || line.waiting.is_busy(*qpn))
+        }
+        _ => None,
+    };
+    if let Some(qpn) = waits {
+        line.waiting.push(qpn, record);
+        look_at_due(engine, mover, now, line);
+        return;
+    }
+    take_record(engine, mover, now, Some((line.peer, &*line.channel)), record);
+    if let Some(fetcher) = line.channel.fetcher() {
+        fetcher.finish();
+    }
+}
+
+/// Looks at records that wait and need not any more.
+fn look_at_due(engine: &mut Engine, mover: &Mover, now: Instant, line: &mut Line) {
+    while let Some((qpn, record, there)) = line.waiting.next() {
+        let verdict = look_at(engine, mover, now, line, &record, there);
+        if verdict == Verdict::Done
+            && let Some(fetcher) = line.channel.fetcher()
+        {
+            fetcher.finish();
+        }
+        line.waiting.judge(qpn, record, verdict);
+    }
+}
+
+/// Carries a record out, or has its payload fetched first. The engine says again where the payload belongs when that is
+/// `there`: if it belongs elsewhere by now, or nowhere, it was fetched in vain.
+fn look_at(
+    engine: &mut Engine,
+    mover: &Mover,
+    now: Instant,
+    line: &mut Line,
+    record: &[u8],
+    there: Option<Segments>,
+) -> Verdict {
+    if let Ok(message) = Message::parse(record)
+        && let Location::Runs(runs) = &message.payload
+        && engine.owns(&message.dst)
+        && may_use(Some((line.peer, &*line.channel)), &message.src)
+        && runs.iter().all(|run| line.channel.reaches(run.gpa, run.len))
+    {
+        let target = engine.target(now, line.peer, &message);
+        if let Some(to) = target.as_ref().filter(|to| there.as_ref() != Some(to))
+            && let Some(pieces) = pieces(runs, to).filter(|pieces| pieces.len() <= MAX_PIECES)
+            && let Some(fetcher) = line.channel.fetcher()
+        {
+            return if fetcher.fetch(&pieces) { Verdict::Fetching(to.clone()) } else { Verdict::Starved };
+        }
+        engine.receive_direct(now, Some(line.peer), &message);
+        mover.apply(engine, Received::Fetched(there.as_ref()));
+        return Verdict::Done;
+    }
+    take_record(engine, mover, now, Some((line.peer, &*line.channel)), record);
+    Verdict::Done
 }
 
 /// Takes one record, from the device itself or from a channel.

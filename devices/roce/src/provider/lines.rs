@@ -3,6 +3,8 @@
 use device_model::direct::{Channel, MAX_RECORD};
 use device_model::net::MacAddr;
 
+use super::waiting::Waiting;
+
 /// Records that are taken from one channel before the others have their turn.
 const BURST: usize = 64;
 
@@ -14,11 +16,13 @@ pub(super) struct Line {
     held: Option<Box<[u8]>>,
     /// Records that name memory may still be in the channel.
     refers: bool,
+    /// Records that were received and wait for their payloads.
+    pub(super) waiting: Waiting,
 }
 
 impl Line {
     pub(super) fn new(peer: MacAddr, channel: Box<dyn Channel>) -> Self {
-        Self { peer, channel, held: None, refers: false }
+        Self { peer, channel, held: None, refers: false, waiting: Waiting::default() }
     }
 
     /// Sends a record, or holds it until there is room and returns `false`.
@@ -56,12 +60,33 @@ impl Line {
     pub(super) fn receive(
         &mut self,
         buffer: &mut [u8; MAX_RECORD],
-        mut take: impl FnMut(&dyn Channel, &[u8]),
+        mut take: impl FnMut(&mut Self, &[u8]),
     ) -> bool {
         for _ in 0..BURST {
             let Some(len) = self.channel.recv(buffer) else { return false };
-            take(&*self.channel, buffer.get(..len).unwrap_or_default());
+            take(self, buffer.get(..len).unwrap_or_default());
         }
         true
+    }
+
+    /// Notes whose payloads have come.
+    pub(super) fn take_fetched(&mut self) {
+        let Some(fetcher) = self.channel.fetcher() else { return };
+        while self.waiting.is_fetching() && fetcher.fetched() {
+            self.waiting.landed();
+        }
+    }
+
+    /// Waits until no payload is on its way. Returns `false` when that has taken too long.
+    pub(super) fn finish_fetches(&mut self) -> bool {
+        loop {
+            self.take_fetched();
+            if !self.waiting.is_fetching() {
+                return true;
+            }
+            if !self.channel.wait() {
+                return false;
+            }
+        }
     }
 }

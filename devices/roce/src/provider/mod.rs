@@ -5,6 +5,7 @@ mod hairpin;
 mod lines;
 mod mover;
 mod outbox;
+mod waiting;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -121,6 +122,10 @@ impl RoceProvider {
 
     fn take_frame(&mut self, now: Instant, bytes: &[u8]) {
         match Frame::parse(bytes) {
+            // Carried out now, it would be written to by what is fetched.
+            Ok(frame) if self.lines.iter().any(|line| line.waiting.is_busy(frame.packet.dest)) => {
+                self.engine.counters_mut().dropped_fetching += 1;
+            }
             Ok(frame) => {
                 self.engine.receive(now, &frame);
                 self.mover.apply(&mut self.engine, Received::Here(bytes));
@@ -298,18 +303,23 @@ impl Provider for RoceProvider {
 
     fn claims(&self, frame: &[u8]) -> bool {
         wire::destination(frame).is_some_and(|gid| self.engine.owns(&gid))
+            || self.exchange.as_ref().is_some_and(|exchange| exchange.claims(frame))
     }
 
     fn receive(&mut self, now: Instant, frame: &[u8]) {
         self.now = now;
-        self.take_frame(now, frame);
+        match &mut self.exchange {
+            Some(exchange) if exchange.claims(frame) => exchange.receive(now, frame),
+            _ => self.take_frame(now, frame),
+        }
         self.settle();
     }
 
     fn advance(&mut self, now: Instant) -> bool {
         self.now = now;
-        self.follow_channels();
+        self.follow_channels(now);
         self.take_hairpin(now);
+        self.take_fetched(now);
         let mut more = self.take_records(now);
         self.retry_held();
         if self.unstall(now) {
@@ -330,7 +340,8 @@ impl Provider for RoceProvider {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let timers = self.engine.next_deadline();
+        let exchange = self.exchange.as_ref().and_then(|exchange| exchange.next_deadline());
+        let timers = self.engine.next_deadline().into_iter().chain(exchange).min();
         match self.stalled {
             // While the link is full, waiting packets are no reason to come earlier.
             Some(Stall { until, .. }) => Some(timers.map_or(until, |timer| timer.min(until))),

@@ -36,6 +36,8 @@ pub(super) enum Received<'a> {
     Here(&'a [u8]),
     /// The runs of memory that it is in, and who copies them.
     There(&'a [Segment], &'a dyn Fn(u64, &RamSlice<'_>) -> Result<(), RamError>),
+    /// Where it belongs already, if it belongs there.
+    Fetched(Option<&'a Segments>),
 }
 
 impl Mover {
@@ -102,6 +104,10 @@ impl Mover {
                             engine.counters_mut().direct_copied_bytes += range.len() as u64;
                             self.pull(runs, range, &to, pull)
                         }
+                        (Source::Payload(range), Received::Fetched(there)) => {
+                            engine.counters_mut().tunnel_fetched_bytes += range.len() as u64;
+                            there.filter(|there| **there == to).and_then(|there| self.mark_dirty(there))
+                        }
                     };
                     if placed.is_none() {
                         engine.memory_fault(qp);
@@ -146,6 +152,15 @@ impl Mover {
                 copy(from.gpa.checked_add(u64::from(skip))?, &place).ok()?;
                 (gpa, len, skip) = (gpa + u64::from(take), len - take, skip + take);
             }
+        }
+        Some(())
+    }
+
+    /// Notes what was written without the dirty bitmap's knowledge.
+    fn mark_dirty(&self, segments: &Segments) -> Option<()> {
+        for segment in segments {
+            let len = segment.len as usize;
+            self.ram.slice(segment.gpa, len).ok()?.bitmap().mark_dirty(0, len);
         }
         Some(())
     }

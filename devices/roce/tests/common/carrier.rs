@@ -3,18 +3,27 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use device_model::direct::{Channel, MAX_RECORD};
 use device_model::ram::{GuestRam, Ram, RamError, RamSlice};
 use device_model::time::Instant;
 
+use tunnel::{
+    Peer, Region, Tunnel,
+    fake::{self, Fabric},
+};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+
 use super::Node;
 use super::wire::Rng;
 
-/// The carrier of a world. Test binaries named `direct` have channels, and thereby run what the others run on the wire.
+/// The carrier of a world. Test binaries named `direct` and `tunnelled` have channels, and thereby run what the others run on
+/// the wire.
 #[derive(Clone, Debug)]
 pub enum Carrier {
     Wire,
+    /// A channel: of one host, or in test binaries named `tunnelled` of two.
     Direct,
     /// A channel comes or goes in this many percent of steps.
     Changing(u64, Rng),
@@ -22,8 +31,21 @@ pub enum Carrier {
 
 impl Default for Carrier {
     fn default() -> Self {
-        if env!("CARGO_CRATE_NAME") == "direct" { Self::Direct } else { Self::Wire }
+        match env!("CARGO_CRATE_NAME") {
+            "direct" | "tunnelled" => Self::Direct,
+            _ => Self::Wire,
+        }
     }
+}
+
+/// How long the first parts of a long READ take, before the peer has been asked for the others.
+pub fn part_of_a_read() -> Duration {
+    // A payload that is fetched takes a flight more.
+    Duration::from_micros(if is_tunnelled() { 16 } else { 11 })
+}
+
+fn is_tunnelled() -> bool {
+    env!("CARGO_CRATE_NAME") == "tunnelled"
 }
 
 /// Records one channel holds.
@@ -112,20 +134,25 @@ impl Channel for TestChannel {
 #[derive(Default)]
 pub struct Wires {
     queues: Option<[Arc<Mutex<Queue>>; 2]>,
+    fabric: Option<Fabric>,
 }
 
 impl Wires {
     /// Connects both nodes, or takes the channel away, as the carrier says.
     pub fn tend(&mut self, carrier: &mut Carrier, nodes: &mut [Node; 2]) {
         let up = |queues: &[Arc<Mutex<Queue>>; 2]| queues.iter().all(|queue| queue.lock().unwrap().up);
-        let connected = self.queues.as_ref().is_some_and(up);
+        let connected =
+            self.queues.as_ref().is_some_and(up) || self.fabric.as_ref().is_some_and(Fabric::is_up);
         match carrier {
             Carrier::Direct if !connected => self.attach(nodes),
             Carrier::Wire | Carrier::Direct => {}
             Carrier::Changing(percent, rng) => {
                 if rng.percent(*percent) {
-                    match &self.queues {
-                        Some(queues) if connected => queues[rng.below(2) as usize].lock().unwrap().up = false,
+                    match (&self.queues, &self.fabric) {
+                        (Some(queues), _) if connected => {
+                            queues[rng.below(2) as usize].lock().unwrap().up = false;
+                        }
+                        (_, Some(fabric)) if connected => fabric.cut(),
                         _ => self.attach(nodes),
                     }
                 }
@@ -134,6 +161,28 @@ impl Wires {
     }
 
     fn attach(&mut self, nodes: &mut [Node; 2]) {
+        if is_tunnelled() {
+            self.attach_tunnel(nodes);
+        } else {
+            self.attach_queues(nodes);
+        }
+    }
+
+    fn attach_tunnel(&mut self, nodes: &mut [Node; 2]) {
+        let (fabric, outer) = fake::pair([0, 1].map(|n: usize| nodes[n].ram.clone() as Arc<dyn GuestRam>));
+        for (n, outer) in outer.into_iter().enumerate() {
+            let peer = &nodes[1 - n];
+            let regions = peer
+                .ram
+                .iter()
+                .map(|region| Region { gpa: region.start_addr().raw_value(), len: region.len() });
+            let (mac, terms) = (peer.mac, Peer { regions: regions.collect(), addresses: None });
+            nodes[n].provider.attach(mac, Box::new(Tunnel::new(outer, terms)));
+        }
+        self.fabric = Some(fabric);
+    }
+
+    fn attach_queues(&mut self, nodes: &mut [Node; 2]) {
         let queue = || Arc::new(Mutex::new(Queue { up: true, ..Queue::default() }));
         let queues = [queue(), queue()];
         for n in 0..2 {
@@ -153,11 +202,14 @@ impl Wires {
             queue.flying.iter_mut().for_each(|(at, _)| *at = Some(at.unwrap_or(arrival)));
             queue.flying.front().filter(|_| queue.up).and_then(|(at, _)| *at)
         });
-        next.min()
+        next.chain(self.fabric.as_ref().and_then(|fabric| fabric.depart(arrival))).min()
     }
 
     /// Lets what has arrived be seen.
     pub fn arrive(&mut self, now: Instant) {
+        if let Some(fabric) = &self.fabric {
+            fabric.arrive(now);
+        }
         for queue in self.queues.iter().flatten() {
             let queue = &mut *queue.lock().unwrap();
             while let Some((at, _)) = queue.flying.front()

@@ -80,6 +80,7 @@ impl Qp {
     /// Moves to the error state: all work ends as flushed, what was sent before what was to be received.
     pub(crate) fn enter_error(&mut self, cx: &mut Shared) {
         self.attr.state = QpState::Err;
+        cx.ended = true;
         self.resp.stop();
         self.flush_send(cx);
         self.flush_recv(cx);

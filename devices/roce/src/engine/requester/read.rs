@@ -1,8 +1,9 @@
 //! Responses that carry data.
 
-use verbs::{Access, Segments, SendOp, WcStatus};
+use verbs::{Access, QpState, Segments, SendOp, WcStatus};
 
 use super::send::ATOMIC_LEN;
+use super::{Phase, SendWqe};
 use crate::engine::Payload;
 use crate::engine::mr::Denied;
 use crate::engine::plan::{Effect, Source};
@@ -18,24 +19,69 @@ impl Qp {
             cx.counters.dropped_response += 1;
             return;
         };
-        let (mtu, index) = (self.mtu().bytes(), psn.since(wqe.first));
-        let offset = index.saturating_mul(mtu);
-        // What is left of the request that this answers.
-        let asked = self.read_chunk(cx, index, wqe.packets).saturating_mul(mtu);
-        let rest = wqe.len.saturating_sub(offset).min(asked);
-        let len = rest.min(payload.unit);
-        let ends = len == rest;
-        if payload.len() != len || at.ends() != ends {
+        let Some((offset, len)) = self.answered_part(cx, wqe, psn, at, payload) else {
             self.fail_front(cx, WcStatus::BadRespErr);
             return;
-        }
+        };
         let next = psn.plus(self.packets(len));
         let finished = next == wqe.first.plus(wqe.packets);
         if self.place_response(cx, Source::Payload(payload.range.clone()), offset, len).is_err() {
             self.fail_front(cx, WcStatus::LocProtErr);
             return;
         }
-        self.response_taken(cx, psn, next, ends, finished);
+        self.response_taken(cx, psn, next, at.ends(), finished);
+    }
+
+    /// Which part of a READ a response answers: offset and length, if the response has that length.
+    fn answered_part(
+        &self,
+        cx: &Shared,
+        wqe: &SendWqe,
+        psn: Psn,
+        at: Position,
+        payload: &Payload,
+    ) -> Option<(u32, u32)> {
+        let (mtu, index) = (self.mtu().bytes(), psn.since(wqe.first));
+        let offset = index.saturating_mul(mtu);
+        // What is left of the request that this answers.
+        let asked = self.read_chunk(cx, index, wqe.packets).saturating_mul(mtu);
+        let rest = wqe.len.saturating_sub(offset).min(asked);
+        let len = rest.min(payload.unit);
+        (payload.len() == len && at.ends() == (len == rest)).then_some((offset, len))
+    }
+
+    /// Where the data of a response belong, if it will be taken.
+    pub(crate) fn response_target(
+        &self,
+        cx: &Shared,
+        psn: Psn,
+        at: Position,
+        payload: &Payload,
+    ) -> Option<Segments> {
+        if !matches!(self.state(), QpState::Rts | QpState::Sqd) || self.is_unsent(psn) || payload.len() == 0 {
+            return None;
+        }
+        let wqe = self.awaits(psn)?;
+        let (offset, len) = self.answered_part(cx, wqe, psn, at, payload)?;
+        let mut to = Segments::new();
+        cx.resolve_sges(self.init.pd, &wqe.wr.sges, offset, len, Access::LOCAL_WRITE, &mut to).ok()?;
+        Some(to)
+    }
+
+    /// The READ that waits for the response with this number, once a response has shown that all before it was carried out.
+    fn awaits(&self, psn: Psn) -> Option<&SendWqe> {
+        let una = self.req.una;
+        for wqe in self.sq.wqes.iter().filter(|wqe| wqe.phase != Phase::Done) {
+            let has = |psn: Psn| psn.since(wqe.first) < wqe.packets;
+            if wqe.phase == Phase::Sent && has(psn) {
+                let next = if has(una) { una } else { wqe.first };
+                return (matches!(wqe.wr.op, SendOp::Read { .. }) && psn == next).then_some(wqe);
+            }
+            if wqe.phase == Phase::Waiting || wqe.wants_response() {
+                break;
+            }
+        }
+        None
     }
 
     /// Takes the result of an atomic operation. All before `psn` has been acknowledged.

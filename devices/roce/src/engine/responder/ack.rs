@@ -51,12 +51,4 @@ impl Qp {
             self.close(cx, NakCode::RemoteAccess, response.psn, WcStatus::RemAccessErr, None);
         }
     }
-
-    /// Whether a receive could be taken.
-    pub(super) fn has_recv(&self, cx: &Shared) -> bool {
-        match self.init.srq {
-            Some(srq) => cx.srqs.get(srq.0).is_some_and(|srq| !srq.waiting.is_empty()),
-            None => !self.rq.is_empty(),
-        }
-    }
 }

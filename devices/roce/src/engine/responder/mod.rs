@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use device_model::time::Instant;
 use serde::{Deserialize, Serialize};
-use verbs::{AsyncEvent, QpState, RecvWr, WcOpcode, WcStatus};
+use verbs::{AsyncEvent, QpState, RecvWr, Segments, WcOpcode, WcStatus};
 
 use self::read::Response;
 use super::Payload;
@@ -144,6 +144,26 @@ impl Qp {
             if let Err(refusal) = self.execute(cx, &packet.pdu, &request) {
                 self.refuse(cx, refusal);
             }
+        }
+    }
+
+    /// Where the payload of a request belongs, if the request will be carried out and has one. What it needs of a receive
+    /// queue is taken.
+    pub(crate) fn request_target(
+        &mut self,
+        cx: &mut Shared,
+        packet: &Packet,
+        payload: &Payload,
+    ) -> Option<Segments> {
+        let request =
+            Request { psn: packet.psn, ack_req: packet.ack_req, solicited: packet.solicited, payload };
+        match packet.pdu {
+            _ if packet.psn != self.resp.expected || payload.len() == 0 => None,
+            Pdu::Send { at, .. } | Pdu::SendInv { at, .. } => self.send_target(cx, &request, at),
+            Pdu::Write { at, reth, imm } => {
+                self.check_write(cx, &request, at, reth, imm).ok().map(|(.., to)| to)
+            }
+            _ => None,
         }
     }
 

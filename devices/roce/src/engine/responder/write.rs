@@ -18,24 +18,8 @@ impl Qp {
         reth: Option<Reth>,
         imm: Option<[u8; 4]>,
     ) -> Result<(), Refusal> {
-        let (reth, got, in_sequence) = match (&self.resp.message, reth) {
-            (None, Some(reth)) => (reth, 0, at.starts()),
-            (Some(Inbound::Write { reth, got }), None) => (*reth, *got, !at.starts()),
-            _ => return Err(Refusal::INVALID),
-        };
-        self.check_part(request, at, in_sequence)?;
-        if !self.attr.access.contains(Access::REMOTE_WRITE) {
-            return Err(Refusal::INVALID);
-        }
-        if imm.is_some() && !self.has_recv(cx) {
-            return Err(Refusal::Rnr);
-        }
-        let (len, rest) = (request.len(), reth.len - got.min(reth.len));
-        let exact = if at.ends() { len == rest } else { len < rest };
-        if reth.len > MAX_MESSAGE || !exact {
-            return Err(Refusal::INVALID);
-        }
-        let to = self.write_target(cx, reth, got, len)?;
+        let (reth, got, to) = self.check_write(cx, request, at, reth, imm)?;
+        let len = request.len();
         let receive = match imm {
             Some(imm) => Some((imm, self.take_recv(cx).ok_or(Refusal::Rnr)?)),
             None => None,
@@ -60,6 +44,35 @@ impl Qp {
             self.complete_recv(cx, Completion { imm_or_key: imm, flags, ..completion });
         }
         Ok(())
+    }
+
+    /// Checks a part of a write: the whole one, how much of it has come, and where this part belongs.
+    pub(super) fn check_write(
+        &self,
+        cx: &Shared,
+        request: &Request<'_>,
+        at: Position,
+        reth: Option<Reth>,
+        imm: Option<[u8; 4]>,
+    ) -> Result<(Reth, u32, Segments), Refusal> {
+        let (reth, got, in_sequence) = match (&self.resp.message, reth) {
+            (None, Some(reth)) => (reth, 0, at.starts()),
+            (Some(Inbound::Write { reth, got }), None) => (*reth, *got, !at.starts()),
+            _ => return Err(Refusal::INVALID),
+        };
+        self.check_part(request, at, in_sequence)?;
+        if !self.attr.access.contains(Access::REMOTE_WRITE) {
+            return Err(Refusal::INVALID);
+        }
+        if imm.is_some() && !self.has_recv(cx) {
+            return Err(Refusal::Rnr);
+        }
+        let (len, rest) = (request.len(), reth.len - got.min(reth.len));
+        let exact = if at.ends() { len == rest } else { len < rest };
+        if reth.len > MAX_MESSAGE || !exact {
+            return Err(Refusal::INVALID);
+        }
+        Ok((reth, got, self.write_target(cx, reth, got, len)?))
     }
 
     /// Guest memory for `len` bytes that lie `got` bytes into a write. The first packet answers for the whole message.

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use host_io::tls;
 use kvm_ioctls::Kvm;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -54,9 +55,9 @@ pub fn run(config: &VmConfig) -> Result<Exit> {
 /// # Errors
 ///
 /// When it does not come, or as [`run`].
-pub fn receive(config: &VmConfig, at: &Address) -> Result<Exit> {
+pub fn receive(config: &VmConfig, at: &Address, tls: Option<&tls::Files>) -> Result<Exit> {
     let session = Session::open(config, Images::Theirs)?;
-    let reception = Reception::open(at, Arc::clone(session.inspector.board()))?;
+    let reception = Reception::open(at, tls, Arc::clone(session.inspector.board()))?;
     let mut offer = reception.wait(Expected { memory: config.memory.size.0, cpus: config.cpus })?;
     let memory = offer.take_memory();
     let built = session.build(Start::Receive(memory, Box::new(|ram| offer.fill(ram))));

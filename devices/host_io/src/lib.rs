@@ -15,9 +15,9 @@
 //! [`switch`] joins virtual machines of one host without privilege, [`udp`] two hosts without privilege, [`tap`] a
 //! machine and its host with it; [`pair`] and [`loopback`] stay inside a process.
 //!
-//! [`file_io`] reads and writes files without waiting.
+//! [`file_io`] reads and writes files without waiting. [`tls`] makes connections that strangers can neither read nor make.
 //!
-//! UDP ports send and take several frames in one call. Not here: that for the switch and tap interfaces, routing, encryption.
+//! UDP ports send and take several frames in one call. Not here: that for the switch and tap interfaces, routing, encryption of frames.
 //!
 //! # Trust
 //!
@@ -49,4 +49,5 @@ pub mod switch;
 pub mod tap;
 #[cfg(test)]
 mod testing;
+pub mod tls;
 pub mod udp;

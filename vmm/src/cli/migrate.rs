@@ -1,14 +1,16 @@
 //! `verbena migrate` and `verbena receive`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use clap::ArgAction;
-use vmm_api::{Client, ClientError, MigrationPhase, MigrationStatus, Side};
+use host_io::tls::Files;
+use vmm_api::{Client, ClientError, MigrationPhase, MigrationStatus, Side, TlsFiles};
 
 use super::inspect::{Socket, explain};
 use crate::config::RunOptions;
+use crate::config::key_value::parse;
 use crate::config::values::parse_on_off;
 use crate::error::{EXIT_STATUS_HELP, Error, Exit, Result};
 use crate::migrate::Address;
@@ -25,6 +27,8 @@ Example:
   To another host:
     verbena receive --listen tcp:0.0.0.0:4000 …            (there)
     verbena migrate --api-socket /tmp/a.sock --to tcp:THERE:4000
+  and over a network that others are on, at both ends:
+    --tls cert=host.pem,key=host.key,ca=ca.pem
 
 The process that had the machine ends with status 0 when it runs there. When anything fails the machine goes on where it
 was, and this command ends with status 1. docs/migration.md has the details.";
@@ -50,6 +54,11 @@ pub(super) struct Migrate {
     /// Seconds after which the machine stays where it is [default: none]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+
+    /// Speak TLS with tcp:HOST:PORT: cert=FILE,key=FILE,ca=FILE[,name=NAME]; both ends show certificates. NAME is what
+    /// the other end's certificate says, if it is not HOST
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<Files>)]
+    tls: Option<Files>,
 
     /// Connections for memory
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -91,6 +100,10 @@ pub(super) struct Receive {
     #[arg(long, value_name = "ADDRESS")]
     listen: Address,
 
+    /// Speak TLS, and only with who has a certificate of the authority: cert=FILE,key=FILE,ca=FILE
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<Files>)]
+    tls: Option<Files>,
+
     /// Configuration file, as for `verbena run`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -105,7 +118,7 @@ impl Receive {
             Some(path) => self.options.over(RunOptions::from_file(path)?),
             None => self.options,
         };
-        session::receive(&options.resolve_received()?, &self.listen)
+        session::receive(&options.resolve_received()?, &self.listen, self.tls.as_ref())
     }
 }
 
@@ -131,10 +144,7 @@ impl Migrate {
 
     fn begin(&self, client: &mut Client) -> Result<()> {
         let to = match &self.to {
-            // The machine's working directory need not be this one.
-            Some(Address::Unix(path)) => {
-                Address::Unix(std::path::absolute(path).map_err(|e| Error::io("find the socket", e))?)
-            }
+            Some(Address::Unix(path)) => Address::Unix(absolute(path)?),
             Some(address) => address.clone(),
             None => return Err(Error::Usage("Give --to ADDRESS".to_owned())),
         };
@@ -144,10 +154,22 @@ impl Migrate {
             connections: self.connections,
             auto_converge: self.auto_converge,
             copy: self.copy,
+            tls: self.tls.as_ref().map(there).transpose()?,
             ..vmm_api::Migrate::to(to.to_string())
         };
         client.migrate(how).map_err(explain)
     }
+}
+
+/// The machine's working directory need not be this one.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| Error::io("find a file", e))
+}
+
+/// The files as the machine's process finds them.
+fn there(files: &Files) -> Result<TlsFiles> {
+    let Files { cert, key, ca, name } = files;
+    Ok(TlsFiles { cert: absolute(cert)?, key: absolute(key)?, ca: absolute(ca)?, name: name.clone() })
 }
 
 /// Shows how a migration goes until it is over.

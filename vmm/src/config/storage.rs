@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use host_io::tls;
 use serde::Deserialize;
 
 use super::key_value::Keyed;
@@ -20,4 +21,8 @@ pub struct DiskConfig {
 
 impl Keyed for DiskConfig {
     const MAIN_KEY: &'static str = "path";
+}
+
+impl Keyed for tls::Files {
+    const MAIN_KEY: &'static str = "cert";
 }

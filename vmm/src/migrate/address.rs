@@ -4,6 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use host_io::tls::{Files, TlsError};
+
+use crate::error::Error;
+
 /// Where a machine is received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -31,6 +35,23 @@ impl FromStr for Address {
                 if usable { Ok(Self::Tcp(place.to_owned())) } else { Err(error()) }
             }
             _ => Err(error()),
+        }
+    }
+}
+
+impl Address {
+    /// What `make` makes of the files, if there are any; they are of use for TCP only.
+    pub(super) fn secured<T>(
+        &self,
+        files: Option<&Files>,
+        make: impl FnOnce(&Files) -> Result<T, TlsError>,
+    ) -> Result<Option<T>, Error> {
+        match (self, files) {
+            (_, None) => Ok(None),
+            (Self::Unix(_), Some(_)) => Err(Error::Usage(
+                "--tls is for tcp:HOST:PORT; a socket file never leaves this host".to_owned(),
+            )),
+            (Self::Tcp(_), Some(files)) => make(files).map(Some).map_err(|e| Error::Usage(e.to_string())),
         }
     }
 }

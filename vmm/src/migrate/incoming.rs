@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use device_model::ram::Ram;
 use device_model::save::Records;
+use host_io::tls;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use vmm_api::{MigrationPhase, MigrationStatus};
@@ -54,14 +55,14 @@ impl Reception {
     ///
     /// # Errors
     ///
-    /// When the place cannot be had.
-    pub fn open(at: &Address, board: Arc<Board>) -> Result<Self> {
+    /// When the place or the files of TLS cannot be had.
+    pub fn open(at: &Address, tls: Option<&tls::Files>, board: Arc<Board>) -> Result<Self> {
         let signalled = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             signal_hook::flag::register(signal, Arc::clone(&signalled))
                 .map_err(|e| Error::io("watch for signals", e))?;
         }
-        let door = Door::open(at)?;
+        let door = Door::open(at, tls)?;
         match door.port() {
             Some(port) => tracing::info!(port, "Waiting for a machine at {at}"),
             None => tracing::info!("Waiting for a machine at {at}"),

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use host_io::tls;
 use virtio::block::RawImage;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
-use vmm_api::{Migrate, MigrationPhase, MigrationStatus};
+use vmm_api::{Migrate, MigrationPhase, MigrationStatus, TlsFiles};
 
 use super::address::Address;
 use super::board::Board;
@@ -77,11 +78,17 @@ impl Drop for Migration {
 /// What is wanted, checked.
 struct Job {
     to: Address,
+    tls: Option<tls::Client>,
     limit: Duration,
     deadline: Option<Instant>,
     connections: u8,
     may_brake: bool,
     hand_over: bool,
+}
+
+fn files(of: &TlsFiles) -> tls::Files {
+    let TlsFiles { cert, key, ca, name } = of.clone();
+    tls::Files { cert, key, ca, name }
 }
 
 impl Job {
@@ -98,6 +105,7 @@ impl Job {
         let to: Address =
             wanted.to.parse().map_err(|e: super::ParseAddressError| Error::Usage(e.to_string()))?;
         Ok(Self {
+            tls: to.secured(wanted.tls.as_ref().map(files).as_ref(), tls::Client::new)?,
             hand_over: matches!(to, Address::Unix(_)) && !wanted.copy,
             to,
             limit: Duration::from_millis(wanted.downtime_limit_ms),
@@ -186,7 +194,8 @@ impl Driver {
             cpus: self.origin.cpus,
             transfer,
         };
-        let mut control = Connection::dial(&self.job.to, self.stop_waiting(), PATIENCE)?;
+        let mut control =
+            Connection::dial(&self.job.to, self.job.tls.as_ref(), self.stop_waiting(), PATIENCE)?;
         control.send(&Message::Hello(hello))?;
         if self.job.hand_over {
             let ram = self.origin.controls.vm().ram();
@@ -202,7 +211,8 @@ impl Driver {
     }
 
     fn join(&self, index: u8) -> Result<Connection, Lost> {
-        let mut connection = Connection::dial(&self.job.to, self.stop_waiting(), PATIENCE)?;
+        let mut connection =
+            Connection::dial(&self.job.to, self.job.tls.as_ref(), self.stop_waiting(), PATIENCE)?;
         connection.send(&Message::Join(self.session, index))?;
         Ok(connection)
     }
@@ -376,11 +386,13 @@ impl Driver {
             return self.answer_to_commit(answer);
         }
         thread::sleep(ASK_PAUSE);
-        let answer = Connection::dial(&self.job.to, self.stop_waiting(), SHORT_PATIENCE).and_then(|again| {
-            let again = self.control.insert(again);
-            again.send(&Message::Commit(session))?;
-            again.receive()
-        });
+        let answer =
+            Connection::dial(&self.job.to, self.job.tls.as_ref(), self.stop_waiting(), SHORT_PATIENCE)
+                .and_then(|again| {
+                    let again = self.control.insert(again);
+                    again.send(&Message::Commit(session))?;
+                    again.receive()
+                });
         self.answer_to_commit(answer)
     }
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use host_io::socket_file::Listener;
+use host_io::tls;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -44,6 +45,14 @@ pub(super) enum Lost {
     /// For a reason that is neither end's fault.
     #[error("{0}")]
     Unfit(String),
+    /// The ends do not trust each other.
+    #[error(
+        "TLS failed: {0}; both ends need --tls, each with a certificate that the other one's authority signed"
+    )]
+    Refused(io::Error),
+    /// TLS cannot be begun.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
     /// What came makes no sense.
     #[error(transparent)]
     Damaged(#[from] Damaged),
@@ -77,10 +86,22 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Dials a place where a machine is received.
-    pub(super) fn dial(to: &Address, stop: Stop, patience: Duration) -> Result<Self, Lost> {
+    pub(super) fn dial(
+        to: &Address,
+        tls: Option<&tls::Client>,
+        stop: Stop,
+        patience: Duration,
+    ) -> Result<Self, Lost> {
         match to {
             Address::Unix(path) => Self::local(UnixStream::connect(path)?, stop, patience),
-            Address::Tcp(place) => Self::remote(dial_tcp(place)?, stop, patience),
+            Address::Tcp(place) => {
+                let socket = remote(dial_tcp(place)?)?;
+                let socket: Box<dyn Socket> = match tls {
+                    Some(tls) => Box::new(tls.dial(socket, host(place))?),
+                    None => Box::new(socket),
+                };
+                Ok(Self { socket, local: None, stop, patience })
+            }
         }
     }
 
@@ -90,14 +111,6 @@ impl Connection {
         socket.set_write_timeout(Some(TICK))?;
         let local = Some(socket.try_clone()?);
         Ok(Self { socket: Box::new(socket), local, stop, patience })
-    }
-
-    fn remote(socket: TcpStream, stop: Stop, patience: Duration) -> Result<Self, Lost> {
-        socket.set_nonblocking(false)?;
-        socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(TICK))?;
-        socket.set_write_timeout(Some(TICK))?;
-        Ok(Self { socket: Box::new(socket), local: None, stop, patience })
     }
 
     /// Whether both ends are on one host, so that whatever one has sent will be read by the other, even if it is gone by then.
@@ -128,6 +141,9 @@ impl Connection {
                 }
                 Err(error) => self.wait_on(error, last)?,
             }
+        }
+        while let Err(error) = self.socket.flush() {
+            self.wait_on(error, last)?;
         }
         Ok(())
     }
@@ -207,6 +223,7 @@ impl Connection {
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
                 return Err(Lost::Closed);
             }
+            _ if tls::is_refusal(&error) => return Err(Lost::Refused(error)),
             _ => return Err(Lost::Io(error)),
         }
         if (self.stop)() {
@@ -228,6 +245,20 @@ fn receive_file(socket: &UnixStream) -> Result<Option<OwnedFd>, Errno> {
     Ok(files.next().and_then(|mut files| files.next()))
 }
 
+/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
+fn host(place: &str) -> &str {
+    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+fn remote(socket: TcpStream) -> io::Result<TcpStream> {
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    socket.set_read_timeout(Some(TICK))?;
+    socket.set_write_timeout(Some(TICK))?;
+    Ok(socket)
+}
+
 fn dial_tcp(place: &str) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for address in place.to_socket_addrs()? {
@@ -243,20 +274,21 @@ fn dial_tcp(place: &str) -> io::Result<TcpStream> {
 pub(super) enum Door {
     /// A socket file, removed at the end.
     Local(Listener),
-    /// A port.
-    Remote(TcpListener),
+    /// A port, and who may come if it is not everybody.
+    Remote(TcpListener, Option<tls::Server>),
 }
 
 impl Door {
     /// Listens at a place.
-    pub(super) fn open(at: &Address) -> Result<Self, Error> {
+    pub(super) fn open(at: &Address, tls: Option<&tls::Files>) -> Result<Self, Error> {
+        let tls = at.secured(tls, tls::Server::new)?;
         match at {
             Address::Unix(path) => Ok(Self::Local(Listener::bind(path, SocketType::STREAM)?)),
             Address::Tcp(place) => {
                 let failed = |e| Error::io(format!("listen at {at}"), e);
                 let listener = TcpListener::bind(place.as_str()).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
-                Ok(Self::Remote(listener))
+                Ok(Self::Remote(listener, tls))
             }
         }
     }
@@ -265,7 +297,7 @@ impl Door {
     pub(super) fn port(&self) -> Option<u16> {
         match self {
             Self::Local(_) => None,
-            Self::Remote(listener) => listener.local_addr().ok().map(|address| address.port()),
+            Self::Remote(listener, _) => listener.local_addr().ok().map(|address| address.port()),
         }
     }
 
@@ -277,8 +309,15 @@ impl Door {
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
                 Err(errno) => return Err(io::Error::from(errno).into()),
             },
-            Self::Remote(listener) => match listener.accept() {
-                Ok((socket, _)) => Some(Connection::remote(socket, Arc::clone(stop), patience)?),
+            Self::Remote(listener, tls) => match listener.accept() {
+                Ok((socket, _)) => {
+                    let socket = remote(socket)?;
+                    let socket: Box<dyn Socket> = match tls {
+                        Some(tls) => Box::new(tls.accept(socket)?),
+                        None => Box::new(socket),
+                    };
+                    Some(Connection { socket, local: None, stop: Arc::clone(stop), patience })
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => None,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => None,
                 Err(error) => return Err(error.into()),

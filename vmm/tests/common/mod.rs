@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod asm;
+pub mod authority;
 pub mod machine;
 
 use std::io::Write;

@@ -27,7 +27,7 @@ mod rdma;
 
 pub use client::{Client, ClientError};
 pub use info::{Nic, NicTraffic, Slot, VmInfo};
-pub use migrate::{Migrate, MigrationPhase, MigrationStatus, Resolve, Side};
+pub use migrate::{Migrate, MigrationPhase, MigrationStatus, Resolve, Side, TlsFiles};
 pub use protocol::{
     Answer, ApiError, Done, ErrorKind, MAX_REPLY, MAX_REQUEST, Outcome, Reply, Request, Snapshot, VERSION,
     parse_request,

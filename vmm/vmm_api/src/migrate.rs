@@ -1,5 +1,7 @@
 //! Moving a running machine.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// Where to move a machine, and how.
@@ -23,6 +25,24 @@ pub struct Migrate {
     /// Whether memory is copied even to a process of this host, which could just take it over.
     #[serde(default)]
     pub copy: bool,
+    /// Files for TLS, if it is to be spoken.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
+}
+
+/// PEM files of the host that the machine runs on, by absolute paths.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The certificate to show.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Certificate of the authority that signs the other end's.
+    pub ca: PathBuf,
+    /// Name or address in the other end's certificate, if it is not what is dialled.
+    #[serde(default)]
+    pub name: Option<String>,
 }
 
 const fn downtime_limit() -> u64 {
@@ -47,6 +67,7 @@ impl Migrate {
             connections: connections(),
             auto_converge: true,
             copy: false,
+            tls: None,
         }
     }
 }

@@ -45,6 +45,31 @@ pub trait Doorbells: Send + Sync {
 
     /// Stops watching for `doorbell`; unknown ones are ignored. On return no further signal is caused by it.
     fn unregister(&self, doorbell: Doorbell);
+
+    /// Makes the page of doorbells at byte `offset` of a BAR memory, so that writes to it stop no CPU. `bell` is for
+    /// [`DoorbellPage::rest`]. `None` where that cannot be had, as is the default; the page is then as before.
+    fn share(&self, bar: u8, offset: u64, bell: Arc<dyn Bell>) -> Option<Box<dyn DoorbellPage>> {
+        let _ = (bar, offset, bell);
+        None
+    }
+}
+
+/// A page of doorbells that is memory: nobody is told of a write, and a later one to the same word hides it.
+///
+/// Dropping it makes writes doorbells again.
+pub trait DoorbellPage: Send + Sync {
+    /// What was last written to the aligned word at byte `offset` of the page; zero before the first write.
+    fn load(&self, offset: u64) -> u32;
+
+    /// Has the bell rung by the next write, which is then done. On return every write that rings no bell can be loaded,
+    /// and what its CPU stored before can be seen.
+    fn rest(&self);
+
+    /// Whether writes ring no bell now: nobody has rested, or the bell has been rung since.
+    fn is_awake(&self) -> bool;
+
+    /// Makes writes doorbells again. On return the page does not change any more, and can still be loaded.
+    fn retire(&self);
 }
 
 /// A registry that has no room: every doorbell arrives as a register write. For tests and hosts without eventfds.

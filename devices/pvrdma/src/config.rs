@@ -13,6 +13,8 @@ use pvrdma_spec::{PAGE_DIR_MAX_PAGES, PAGE_SIZE, PCI_DEVICE, PCI_VENDOR};
 use verbs::{Limits, Provider};
 use zerocopy::FromZeros;
 
+use crate::polling::Polling;
+
 /// Receives that the guest's management datagram client posts; a queue must hold them.
 const MIN_QP_WR: u32 = 512;
 /// Entries the guest's management datagram client asks of its completion queue.
@@ -44,12 +46,20 @@ pub struct Config {
     pub page_list_budget: usize,
     /// Whether the link is up at first.
     pub link_up: bool,
+    /// Which processes are polled, where [`crate::Pvrdma::allow_polling`] allows it.
+    pub polling: Polling,
 }
 
 impl Config {
     /// The usual sizes: 1023 user contexts and page lists for 128 GiB of scattered registrations.
     pub const fn new(mac: MacAddr) -> Self {
-        Self { mac, doorbell_pages: 1024, page_list_budget: 128 << 20, link_up: true }
+        Self {
+            mac,
+            doorbell_pages: 1024,
+            page_list_budget: 128 << 20,
+            link_up: true,
+            polling: Polling::DEFAULT,
+        }
     }
 }
 

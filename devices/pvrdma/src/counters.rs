@@ -42,6 +42,14 @@ pub struct Counters {
     pub doorbells: u64,
     /// Doorbells for objects that do not exist or belong to another context.
     pub bad_doorbells: u64,
+    /// Times a process began to be polled instead of ringing doorbells.
+    pub polling_started: u64,
+    /// Times that ended.
+    pub polling_ended: u64,
+    /// Times it ended because nobody took a completion, whose process may have been asleep.
+    pub polling_unanswered: u64,
+    /// Times a process was polled again after a rest.
+    pub polling_woken: u64,
     /// Work requests handed to the provider.
     pub work_requests: u64,
     /// Work requests the device itself found faulty.
@@ -67,6 +75,10 @@ impl Default for Counters {
             bad_requests: 0,
             doorbells: 0,
             bad_doorbells: 0,
+            polling_started: 0,
+            polling_ended: 0,
+            polling_unanswered: 0,
+            polling_woken: 0,
             work_requests: 0,
             bad_work_requests: 0,
             broken_rings: 0,

@@ -37,6 +37,8 @@ const EVENT_BATCH: u32 = 256;
 pub struct Next {
     /// At once, after looking at other descriptors.
     pub more: bool,
+    /// Again and again: there are guests that post without ringing. Only where [`Pvrdma::allow_polling`] allows it.
+    pub poll: bool,
     /// At this time even if nothing else happens.
     pub deadline: Option<Instant>,
 }
@@ -86,20 +88,31 @@ impl Pvrdma {
         core.rung |= self.rung.swap(0, Ordering::Relaxed);
         if !core.is_running() {
             // It has no objects, but what is behind it on the host may ask to be let go of.
-            return Next { more: core.provider.advance(now), deadline: None };
+            return Next { more: core.provider.advance(now), poll: false, deadline: None };
         }
         core.enqueue_rung();
-        core.fetch(FETCH_BATCH);
+        core.poll_processes(now);
+        core.check_arms();
+        core.fetch(now, FETCH_BATCH);
         let mut more = core.provider.advance(now);
         more |= core.pump(EVENT_BATCH);
         core.flush_events();
         core.flush_notifications();
+        let untaken = core.watch_completions(now);
+        core.begin_to_poll(now);
         more |= !core.ready.is_empty();
-        more = more || !core.provider.rest();
+        let poll = core.polled.is_awake();
+        more = more || (!poll && !core.provider.rest());
         let retry = (!core.events.is_empty()).then(|| now + RETRY);
-        let deadline = core.provider.next_deadline().into_iter().chain(retry).min();
+        let deadline = core.provider.next_deadline().into_iter().chain(retry).chain(untaken).min();
         MutexGuard::unlock_fair(core);
-        Next { more, deadline }
+        Next { more, poll, deadline }
+    }
+
+    /// Says whether processes of the guest that are busy may be polled, so that their doorbells cost nothing. At first
+    /// they may not. [`Pvrdma::service`] must then be called again and again when it says so.
+    pub fn allow_polling(&self, now: Instant, allowed: bool) {
+        self.core.lock().allow_polling(now, allowed);
     }
 
     /// Takes a received frame if it is for this device and not for the paired network interface. Returns whether it was.
@@ -115,7 +128,8 @@ impl Pvrdma {
         core.rung |= self.rung.swap(0, Ordering::Relaxed);
         if core.is_running() {
             core.enqueue_rung();
-            core.fetch_receives(FETCH_BATCH);
+            core.poll_processes(now);
+            core.fetch_receives(now, FETCH_BATCH);
             core.provider.receive(now, frame);
         }
         true

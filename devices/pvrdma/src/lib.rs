@@ -18,7 +18,8 @@
 //!
 //! One lock guards the device. A vCPU thread takes it once for a register access; the I/O thread takes it once for a
 //! bounded batch of work ([`Pvrdma::service`]) and hands it to waiting vCPUs in between. Posting a work request or finding a
-//! completion queue empty need not take it at all: those doorbells are registered with the hypervisor by value.
+//! completion queue empty need not take it at all: those doorbells are registered with the hypervisor by value, or, for
+//! processes that are busy, are memory that the I/O thread looks at ([`Pvrdma::allow_polling`]).
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ mod counters;
 mod device;
 mod event;
 mod inspect;
+mod polling;
 mod ring;
 mod save;
 mod state;
@@ -39,3 +41,4 @@ pub use config::{Bells, Config, ConfigError, Parts};
 pub use counters::{CommandCounters, Counters, ObjectCounts};
 pub use device::{MSIX, Next, Pvrdma};
 pub use inspect::{Cause, DriverPhase, Failure, QueuePair, Snapshot};
+pub use polling::Polling;

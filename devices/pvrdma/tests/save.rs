@@ -143,3 +143,29 @@ fn damaged_state_is_refused_or_harms_no_one() {
     assert!(refused > 100 && taken > 10, "{refused} refused, {taken} taken");
     guest.move_device(|_| postcard::from_bytes(&good).expect("it was good")).expect("device comes back");
 }
+
+/// A process that is polled may have asked to be notified without anybody having seen it.
+#[test]
+fn a_hidden_request_to_be_notified_moves_with_the_device() {
+    let world = World::new();
+    let qps = world.connect(0);
+    let [a, b] = &world.nodes;
+    a.guest().device.allow_polling(a.guest().now(), true);
+    let write = SendWork::new(1, WrOpcode::RdmaWrite, SIGNALED, &[a.sge(0, 8)]).operands(&rdma(b, 0));
+    let complete = || {
+        assert!(a.driver.post_send(&qps[0], &write));
+        (0..20).for_each(|_| world.step());
+    };
+    for _ in 0..100 {
+        complete();
+        a.driver.poll(&a.cq).expect("it is complete");
+    }
+    assert!(a.guest().serve().poll, "the process is polled");
+    a.driver.arm(&a.cq, false);
+    assert!(a.driver.poll(&a.cq).is_none(), "which hides the request");
+    complete();
+    assert_eq!(a.driver.next_notification(), None);
+    a.guest().move_device(|record| record).expect("device comes back");
+    a.guest().serve();
+    assert_eq!(a.driver.next_notification(), Some(a.cq.handle));
+}

@@ -8,6 +8,7 @@ use pvrdma_spec::{PAGE_DIR_MAX_PAGES, PAGE_SIZE};
 use verbs::{Access, MrId, MrInit, MrKind, PageList, PdId};
 
 use super::CommandError;
+use crate::polling::Heat;
 use crate::ring::walk;
 use crate::state::{Context, Core, KERNEL, Mr, Pd, owner};
 
@@ -35,7 +36,7 @@ impl Core {
             return Err(CommandError::Invalid("doorbell page, it has an owner"));
         }
         let handle = self.objects.contexts.vacant().ok_or(CommandError::Exhausted("user contexts"))?;
-        self.objects.contexts.insert(handle, Context { page });
+        self.objects.contexts.insert(handle, Context { page, heat: Heat::default() });
         Ok(HandleResponse { hdr, handle, reserved: 0 })
     }
 
@@ -60,6 +61,7 @@ impl Core {
         for pd in self.objects.pds.handles(|pd| pd.context == handle) {
             self.destroy_pd(pd)?;
         }
+        self.polled.forget(handle);
         self.objects.contexts.remove(handle);
         Ok(())
     }

@@ -73,7 +73,7 @@ impl Core {
     }
 
     /// Stops a completion queue and the queue pairs that complete to it.
-    pub(super) fn fail_cq(&mut self, handle: u32, reason: &str) {
+    pub(crate) fn fail_cq(&mut self, handle: u32, reason: &str) {
         let Some(cq) = self.objects.cqs.get_mut(handle) else { return };
         if std::mem::replace(&mut cq.failed, true) {
             return;

@@ -37,6 +37,17 @@ impl Core {
         }
     }
 
+    /// Looks once at the queues of a restored device that are armed: their completions may be older.
+    pub(crate) fn check_arms(&mut self) {
+        if !std::mem::take(&mut self.arms_unchecked) {
+            return;
+        }
+        for handle in self.objects.cqs.handles(|cq| cq.arm != Arm::No) {
+            let wanted = self.objects.cqs.get(handle).map_or(Arm::No, |cq| cq.arm);
+            self.arm(handle, wanted);
+        }
+    }
+
     /// Notifies the guest of an armed completion queue and disarms it.
     pub(super) fn notify(&mut self, handle: u32) {
         let Some(cq) = self.objects.cqs.get_mut(handle) else { return };

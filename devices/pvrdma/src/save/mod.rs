@@ -56,7 +56,7 @@ impl Core {
             mac: self.mac,
             link_up: self.link_up,
             gids: self.gids.iter().map(|(row, gid)| (*row, *gid)).collect(),
-            objects: ObjectsState::of(&self.objects),
+            objects: ObjectsState::of(&self.objects, &self.polled),
             events: self.events.state(),
             provider: self.provider.save((self.clock)())?,
         })
@@ -104,6 +104,7 @@ impl Core {
         let up = std::mem::replace(&mut self.link_up, link_up);
         self.set_link(up);
         self.look_everywhere();
+        self.arms_unchecked = true;
         Ok(())
     }
 

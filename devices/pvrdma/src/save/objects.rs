@@ -11,6 +11,7 @@ use verbs::{QpCap, QpType, Qpn, SrqAttr};
 
 use super::invalid;
 use crate::command::WorkQueueSize;
+use crate::polling::{Heat, PolledProcesses};
 use crate::ring::{Indices, Placement, ProducerRing, ProducerRingState, RingPages, WorkRing, WorkRingState};
 use crate::state::{Arm, Context, Core, Cq, KERNEL, Mr, Objects, Pd, Qp, Srq, Table};
 use crate::work::Source;
@@ -92,13 +93,13 @@ impl<T> TableState<T> {
 }
 
 impl ObjectsState {
-    pub(super) fn of(objects: &Objects) -> Self {
+    pub(super) fn of(objects: &Objects, polled: &PolledProcesses) -> Self {
         let Objects { contexts, pds, mrs, cqs, srqs, qps, gsi, page_list_bytes: _ } = objects;
         Self {
             contexts: TableState::of(contexts, |context| context.page),
             pds: TableState::of(pds, |pd| pd.context),
             mrs: TableState::of(mrs, |mr| (mr.context, mr.pd, mr.cost as u64)),
-            cqs: TableState::of(cqs, CqState::of),
+            cqs: TableState::of(cqs, |cq| CqState::of(cq, polled)),
             srqs: TableState::of(srqs, SrqState::of),
             qps: TableState::of(qps, QpState::of),
             gsi: gsi.as_ref().map(|(_, qp)| QpState::of(qp)),
@@ -107,13 +108,14 @@ impl ObjectsState {
 }
 
 impl CqState {
-    fn of(cq: &Cq) -> Self {
+    fn of(cq: &Cq, polled: &PolledProcesses) -> Self {
         let Cq { context, ring, users: _, arm, solicited, notified, notification, deferred, failed } = cq;
         Self {
             context: *context,
             entries: ring.slots(),
             ring: ring.state(),
-            arm: *arm,
+            // What a polled process wants to be notified of nobody knows.
+            arm: if polled.contains(*context) { Arm::Any } else { *arm },
             solicited: *solicited,
             notified: *notified,
             notification: *notification,
@@ -259,7 +261,12 @@ impl Core {
         for (handle, page) in contexts.into(&mut self.objects.contexts)? {
             let fits = (1..self.caps.max_uar).contains(&page);
             let free = !self.objects.contexts.iter().any(|(_, context)| context.page == page);
-            put_back(fits && free, &mut self.objects.contexts, handle, Context { page })?;
+            put_back(
+                fits && free,
+                &mut self.objects.contexts,
+                handle,
+                Context { page, heat: Heat::default() },
+            )?;
         }
         for (handle, context) in pds.into(&mut self.objects.pds)? {
             let known = self.objects.page_of(context).is_some();

@@ -17,6 +17,7 @@ use crate::config::{Config, ConfigError, Parts, capabilities};
 use crate::counters::Counters;
 use crate::event::EventQueue;
 use crate::inspect::Failure;
+use crate::polling::PolledProcesses;
 use crate::work::{DoorbellMap, ReadyQueue};
 
 /// How far the driver has brought the device up.
@@ -67,6 +68,10 @@ pub(crate) struct Core {
     pub(crate) ready: ReadyQueue,
     /// Groups of objects whose bell rang.
     pub(crate) rung: u64,
+    /// Processes whose rings are looked at without a doorbell.
+    pub(crate) polled: PolledProcesses,
+    /// Whether queues may be armed that hold completions nobody was told of.
+    pub(crate) arms_unchecked: bool,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
     /// The latest failures of queue pairs; they survive resets, as counters do.
@@ -97,6 +102,8 @@ impl Core {
             gids: BTreeMap::new(),
             ready: ReadyQueue::default(),
             rung: 0,
+            polled: PolledProcesses::default(),
+            arms_unchecked: false,
             events: EventQueue::default(),
             counters: Counters::default(),
             failures: VecDeque::new(),
@@ -168,6 +175,8 @@ impl Core {
         self.phase = Phase::NoRegion;
         self.provider.reset();
         self.doorbells.unregister_all();
+        self.polled.clear();
+        self.arms_unchecked = false;
         self.objects = Objects::new(&self.caps, version::QP_HANDLE);
         self.gids.clear();
         self.ready.clear();

@@ -8,6 +8,7 @@ use verbs::{Owner, QpCap, QpType, Qpn, SrqAttr};
 use super::Table;
 use crate::counters::ObjectCounts;
 use crate::inspect::Cause;
+use crate::polling::Heat;
 use crate::ring::{ProducerRing, WorkRing};
 use crate::work::Source;
 
@@ -24,6 +25,8 @@ pub(crate) const fn owner(context: u32) -> Owner {
 pub(crate) struct Context {
     /// Its doorbell page, 1 or more.
     pub(crate) page: u32,
+    /// Whether it is worth polling.
+    pub(crate) heat: Heat,
 }
 
 /// A protection domain.
@@ -180,6 +183,25 @@ impl Objects {
             Source::Srq(handle) => self.srqs.get_mut(handle).map(|srq| &mut srq.ring),
             Source::Poll(_) => None,
         }
+    }
+
+    /// The context that the ring of a doorbell belongs to.
+    pub(crate) fn context_of(&self, source: Source) -> Option<u32> {
+        match source {
+            Source::Send(handle) | Source::Recv(handle) => self.qp(handle).map(|qp| qp.context),
+            Source::Srq(handle) => self.srqs.get(handle).map(|srq| srq.context),
+            Source::Poll(handle) => self.cqs.get(handle).map(|cq| cq.context),
+        }
+    }
+
+    /// The rings that a context posts work in.
+    pub(crate) fn rings_of(&self, context: u32) -> Vec<Source> {
+        let qps = self.qps.iter().filter(|(_, qp)| qp.context == context);
+        let sources = qps.flat_map(|(handle, qp)| {
+            [Some(Source::Send(handle)), qp.recv.as_ref().map(|_| Source::Recv(handle))]
+        });
+        let srqs = self.srqs.iter().filter(|(_, srq)| srq.context == context);
+        sources.flatten().chain(srqs.map(|(handle, _)| Source::Srq(handle))).collect()
     }
 
     /// How many there are of each.

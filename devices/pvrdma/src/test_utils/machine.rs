@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use device_model::doorbell::{Bell, Doorbell, DoorbellError, Doorbells};
+use device_model::doorbell::{Bell, Doorbell, DoorbellError, DoorbellPage, Doorbells};
 use device_model::irq::Interrupts;
 use device_model::net::MacAddr;
 use device_model::ram::{GuestRam, Ram};
@@ -22,6 +22,7 @@ use pvrdma_spec::register::{BAR_REGISTERS, BAR_UAR, Register, Vector};
 use verbs::Provider;
 use vm_memory::GuestAddress;
 
+use super::pages::SharedPages;
 use crate::{Bells, Config, ConfigError, Next, Parts, Pvrdma};
 
 /// What free pages are filled with. A page that changes while it is free was written after the guest took it back.
@@ -47,7 +48,7 @@ impl CountingBell {
     }
 
     fn take(&self) -> bool {
-        self.rings.swap(0, Ordering::Relaxed) > 0
+        self.rings.swap(0, Ordering::SeqCst) > 0
     }
 }
 
@@ -59,7 +60,7 @@ impl AsFd for CountingBell {
 
 impl Bell for CountingBell {
     fn ring(&self) {
-        self.rings.fetch_add(1, Ordering::Relaxed);
+        self.rings.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -77,6 +78,9 @@ impl Interrupts for CountingInterrupts {
 struct Registry {
     room: usize,
     bells: Mutex<HashMap<Doorbell, Arc<dyn Bell>>>,
+    pages: SharedPages,
+    /// Writes that stopped a CPU, or would have.
+    stops: AtomicU64,
 }
 
 impl Doorbells for Registry {
@@ -94,6 +98,10 @@ impl Doorbells for Registry {
 
     fn unregister(&self, doorbell: Doorbell) {
         self.bells.lock().remove(&doorbell);
+    }
+
+    fn share(&self, bar: u8, offset: u64, bell: Arc<dyn Bell>) -> Option<Box<dyn DoorbellPage>> {
+        (bar == BAR_UAR).then(|| self.pages.share(offset, bell))
     }
 }
 
@@ -159,7 +167,12 @@ impl Machine {
         let size = usize::try_from(config.ram).expect("memory fits the host");
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), size)]).expect("there is enough memory"));
         let interrupts = Arc::new(CountingInterrupts::default());
-        let registry = Arc::new(Registry { room: config.doorbells, bells: Mutex::default() });
+        let registry = Arc::new(Registry {
+            room: config.doorbells,
+            bells: Mutex::default(),
+            pages: SharedPages::default(),
+            stops: AtomicU64::new(0),
+        });
         let clock = Arc::new(AtomicU64::new(0));
         let (work, unread) = (CountingBell::new(), CountingBell::new());
         let groups: Vec<_> = (0..config.groups).map(|_| CountingBell::new()).collect();
@@ -246,13 +259,18 @@ impl Machine {
 
     /// Whether the I/O thread has been woken since it last looked.
     pub fn is_woken(&self) -> bool {
-        self.work.rings.load(Ordering::Relaxed) > 0
-            || self.groups.iter().any(|bell| bell.rings.load(Ordering::Relaxed) > 0)
+        self.work.rings.load(Ordering::SeqCst) > 0
+            || self.groups.iter().any(|bell| bell.rings.load(Ordering::SeqCst) > 0)
     }
 
     /// Times an empty poll was caught by the hypervisor.
     pub fn caught_polls(&self) -> u64 {
         self.unread.rings.load(Ordering::Relaxed)
+    }
+
+    /// Doorbells that stopped a CPU, or would have, since the machine was made.
+    pub fn stops(&self) -> u64 {
+        self.registry.stops.load(Ordering::Relaxed)
     }
 
     /// Takes the device's state out, and puts it back into a device that knows nothing any more. Memory stays.
@@ -352,6 +370,10 @@ impl Platform for Guest {
 
     fn ring(&self, page: u32, offset: u64, value: u32) {
         let offset = u64::from(page) * PAGE_SIZE + offset;
+        if self.registry.pages.store(offset, value) {
+            return;
+        }
+        self.registry.stops.fetch_add(1, Ordering::Relaxed);
         let caught =
             self.registry.bells.lock().get(&Doorbell { bar: BAR_UAR, offset, value: Some(value) }).cloned();
         match caught {

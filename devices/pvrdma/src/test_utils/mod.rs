@@ -3,6 +3,7 @@
 
 mod fake;
 mod machine;
+mod pages;
 
 pub use fake::{Fake, FakeProvider};
 pub use machine::{Guest, Machine, MachineConfig, PAGE_POISON};

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use device_model::doorbell::{Bell, Doorbell, DoorbellError, Doorbells};
+use device_model::doorbell::{Bell, Doorbell, DoorbellError, DoorbellPage, Doorbells};
 use device_model::guest_warn;
 use pvrdma_spec::PAGE_SIZE;
 use pvrdma_spec::doorbell::{
@@ -33,6 +33,7 @@ const fn doorbell(source: Source, page: u32) -> Doorbell {
 pub(crate) struct DoorbellMap {
     registry: Arc<dyn Doorbells>,
     groups: Vec<(Arc<dyn Bell>, Vec<Source>)>,
+    work: Arc<dyn Bell>,
     unread: Arc<dyn Bell>,
     registered: HashSet<Doorbell>,
 }
@@ -47,9 +48,15 @@ impl DoorbellMap {
         Ok(Self {
             registry,
             groups: bells.groups.into_iter().map(|bell| (bell, Vec::new())).collect(),
+            work: bells.work,
             unread: bells.unread,
             registered: HashSet::new(),
         })
+    }
+
+    /// Makes the doorbell page number `page` memory, whose first write after a rest rings for work.
+    pub(crate) fn share(&self, page: u32) -> Option<Box<dyn DoorbellPage>> {
+        self.registry.share(BAR_UAR, u64::from(page) * PAGE_SIZE, self.work.clone())
     }
 
     /// Asks the hypervisor to catch the doorbell of a new object. Without one it arrives as a register write.
@@ -106,6 +113,7 @@ impl Core {
     pub(crate) fn attach(&mut self, source: Source, context: u32) {
         if let Some(page) = self.objects.page_of(context) {
             self.doorbells.register(source, page);
+            self.polled.add(source, context);
         }
     }
 
@@ -113,6 +121,7 @@ impl Core {
     pub(crate) fn detach(&mut self, source: Source, context: u32) {
         if let Some(page) = self.objects.page_of(context) {
             self.doorbells.unregister(source, page);
+            self.polled.remove(source, context);
         }
     }
 
@@ -162,9 +171,11 @@ impl Core {
     }
 
     fn ring_cq(&mut self, page: u32, handle: u32, value: u32) -> bool {
-        if !self.owns(page, self.objects.cqs.get(handle).map(|cq| cq.context)) {
+        let context = self.objects.cqs.get(handle).map(|cq| cq.context);
+        if !self.owns(page, context) {
             return false;
         }
+        context.into_iter().for_each(|context| self.cool(context));
         if value & CQ_ARM != 0 {
             self.arm(handle, Arm::Any);
         } else if value & CQ_ARM_SOL != 0 {

@@ -1,6 +1,7 @@
 //! From rings to the provider, in bounded batches.
 
 use device_model::guest_warn;
+use device_model::time::Instant;
 use pvrdma_spec::event::EventType;
 use pvrdma_spec::queue::{RecvWqeHeader, SendWqeHeader};
 use verbs::{QpAttr, QpAttrMask, QpId, QpState, SrqId};
@@ -27,33 +28,34 @@ impl Core {
     }
 
     /// Hands at most about `budget` work requests to the provider. Rings with more of them stay in the queue.
-    pub(crate) fn fetch(&mut self, budget: u32) {
+    pub(crate) fn fetch(&mut self, now: Instant, budget: u32) {
         let mut left = budget;
         while left > 0
             && let Some(source) = self.ready.pop()
         {
-            left = left.saturating_sub(self.look_at(source));
+            left = left.saturating_sub(self.look_at(now, source));
         }
     }
 
     /// Like [`Core::fetch`], but for receive requests alone.
-    pub(crate) fn fetch_receives(&mut self, budget: u32) {
+    pub(crate) fn fetch_receives(&mut self, now: Instant, budget: u32) {
         let mut left = budget;
         while left > 0
             && let Some(source) = self.ready.pop_receive()
         {
-            left = left.saturating_sub(self.look_at(source));
+            left = left.saturating_sub(self.look_at(now, source));
         }
     }
 
     /// Takes a batch from a ring. Returns what that cost of a budget.
-    fn look_at(&mut self, source: Source) -> u32 {
+    fn look_at(&mut self, now: Instant, source: Source) -> u32 {
         if let Some(ring) = self.objects.work_ring(source) {
             ring.queued = false;
         }
         match self.fetch_ring(source) {
             Ok(Fetched { requests, more }) => {
                 self.counters.work_requests += u64::from(requests);
+                self.warm(now, source, requests);
                 if more {
                     self.enqueue(source);
                 }
@@ -70,6 +72,7 @@ impl Core {
         let Some(ring) = self.objects.work_ring(source).filter(|ring| !ring.broken) else {
             return Ok(Fetched::default());
         };
+        ring.refused = false;
         let waiting = ring.waiting(&*self.ram)?;
         let batch = waiting.min(RING_BATCH);
         for requests in 0..batch {

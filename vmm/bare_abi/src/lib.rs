@@ -21,7 +21,8 @@
 //!
 //! # Ports
 //!
-//! An idle CPU must not spin: it uses [`PORT_HALT`] or [`PORT_SLEEP`]. [`PORT_EXIT`] ends the machine.
+//! An idle CPU must not spin: it uses [`PORT_HALT`] or [`PORT_SLEEP`]. [`PORT_EXIT`] ends the machine. [`PORT_EXITS`] says
+//! how often the CPU has left the guest.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -45,6 +46,10 @@ pub const PORT_SLEEP: u16 = 0x514;
 
 /// OUT of a 32-bit value: ends the machine; 0 is success.
 pub const PORT_EXIT: u16 = 0x518;
+
+/// IN of a 32-bit value: the exits of this CPU up to now, the lower half of them, as KVM counts; all ones where it does not.
+/// Reading it is one.
+pub const PORT_EXITS: u16 = 0x51c;
 
 /// Data register of the first serial port. REP OUTSB to it is the cheapest way to print.
 pub const PORT_SERIAL: u16 = 0x3f8;

@@ -16,7 +16,7 @@ mod vm;
 
 pub use fabric::{ExportConfig, ExportKind, FabricDiskConfig, FabricUrl, Scheme};
 pub use memory::MemoryConfig;
-pub use net::{NetConfig, ProviderKind};
+pub use net::{NetConfig, PollingMode, ProviderKind};
 pub use options::RunOptions;
 pub use serial::{SerialConfig, SerialType};
 pub use storage::DiskConfig;

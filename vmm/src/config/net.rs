@@ -22,6 +22,19 @@ pub enum ProviderKind {
     Host,
 }
 
+/// Whether the thread of a NIC polls for the sake of busy programs, which then post without leaving the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PollingMode {
+    /// While there are processors to spare.
+    #[default]
+    Auto,
+    /// Also if others want the processor.
+    On,
+    /// Never.
+    Off,
+}
+
 /// A NIC slot: vmxnet3 as function 0 and, with `rdma`, pvrdma as function 1.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +61,9 @@ pub struct NetConfig {
     /// guest's memory can be read by their processes. Never with a capture or an impairment, which are about frames.
     #[serde(default = "on", deserialize_with = "on_off")]
     pub direct: bool,
+    /// Whether the thread polls.
+    #[serde(default)]
+    pub polling: PollingMode,
     /// pcapng file that receives every frame of the port.
     pub capture: Option<PathBuf>,
     /// The only IP address the guest may send from, beside the link-local one of its MAC; any by default.
@@ -73,6 +89,7 @@ impl NetConfig {
             provider: ProviderKind::Engine,
             device: None,
             direct: true,
+            polling: PollingMode::Auto,
             capture: None,
             ip: None,
             impair: None,
@@ -145,6 +162,15 @@ mod tests {
         assert!(config.rdma);
         assert_eq!(config.mac, Some(MacAddr([0x52, 0x54, 0, 0, 0, 1])));
         assert!(!parse::<NetConfig>("link=none,rdma=off").unwrap().rdma);
+    }
+
+    #[test]
+    fn polling_is_auto_on_or_off() {
+        let polling = |text: &str| parse::<NetConfig>(text).map(|config| config.polling);
+        assert_eq!(polling("loopback"), Ok(PollingMode::Auto));
+        assert_eq!(polling("loopback,polling=on"), Ok(PollingMode::On));
+        assert_eq!(polling("loopback,polling=off"), Ok(PollingMode::Off));
+        assert!(polling("loopback,polling=yes").is_err());
     }
 
     #[test]

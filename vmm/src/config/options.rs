@@ -55,8 +55,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse::<FabricDiskConfig>)]
     pub fabric_disk: Vec<FabricDiskConfig>,
 
-    /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,direct=on|off,id=NAME,capture=FILE,ip=ADDR,impair=HOW,
-    /// provider=engine|host,device=NAME; repeat for more NICs
+    /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,direct=on|off,polling=auto|on|off,id=NAME,capture=FILE,ip=ADDR,
+    /// impair=HOW,provider=engine|host,device=NAME; repeat for more NICs
     ///
     /// Each NIC is a vmxnet3 at function 0 of its own PCI slot, with a pvrdma RDMA device at function 1 unless rdma=off.
     /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/peer), `tap:NAME`, `loopback` (up,
@@ -65,6 +65,9 @@ pub struct RunOptions {
     ///
     /// RDMA between machines on one switch goes without frames, as a copy from memory to memory; their processes can then
     /// read each other's guest memory. direct=off keeps this one out of it, as capture= and impair= do.
+    ///
+    /// A program that posts a lot need not leave the guest for it while the NIC's thread polls. polling=auto lets it do so
+    /// as long as nobody else wants the processor, polling=on in any case.
     ///
     /// provider=host mirrors what the guest's programs create onto the RDMA device NAME of this host, which moves their
     /// data (docs/providers.md). The device's interface gets the guest's address, named by ip=, as long as the guest has

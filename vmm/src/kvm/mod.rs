@@ -6,9 +6,13 @@
 
 mod access;
 mod kick;
+mod page;
+mod stats;
 mod terminal;
 
+use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_model::ram::Ram;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region, kvm_xsave};
@@ -18,16 +22,25 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use access::{KvmAbsence, open_kvm};
 pub use kick::{Kicker, RunningVcpu, install_kick_handler};
+pub use page::GuestPage;
+pub use stats::ExitCounter;
 pub use terminal::restore_on_fatal_signals;
 
 use crate::error::{Error, Result};
 
+/// Bytes of a page.
+const PAGE_SIZE: u64 = 4096;
+/// First memory slot of pages, behind those of memory.
+const FIRST_PAGE_SLOT: u32 = 16;
+
 /// A virtual machine with its memory: the memory cannot go away before the machine.
 #[derive(Debug)]
 pub struct VmWithRam {
-    // Declared before `ram`, so dropped before it.
+    // Declared before the memory, so dropped before it.
     vm: VmFd,
     ram: Ram,
+    /// Pages the guest has been given, by their slots.
+    pages: Mutex<HashMap<u32, Arc<GuestPage>>>,
 }
 
 impl VmWithRam {
@@ -37,7 +50,7 @@ impl VmWithRam {
     ///
     /// When KVM refuses a slot.
     pub fn new(vm: VmFd, ram: Ram) -> Result<Self> {
-        let machine = Self { vm, ram };
+        let machine = Self { vm, ram, pages: Mutex::default() };
         machine.set_slots(0)?;
         Ok(machine)
     }
@@ -84,6 +97,47 @@ impl VmWithRam {
         Ok(())
     }
 
+    /// Gives the guest a page at an address where there is nothing else. What it writes there nobody is told of.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn add_page(&self, address: u64, page: &Arc<GuestPage>) -> Result<PageSlot> {
+        let mut pages = self.lock_pages();
+        let number = (FIRST_PAGE_SLOT..).find(|slot| !pages.contains_key(slot)).unwrap_or(FIRST_PAGE_SLOT);
+        let slot = kvm_userspace_memory_region {
+            slot: number,
+            flags: 0,
+            guest_phys_addr: address,
+            memory_size: PAGE_SIZE,
+            userspace_addr: page.address(),
+        };
+        // SAFETY: the range is a live mapping of a page. It outlives the slot: `pages` holds it until the slot is gone, and
+        // is dropped after `vm`; see above.
+        unsafe { self.vm.set_user_memory_region(slot) }.map_err(|e| Error::kvm("give a guest a page", e))?;
+        pages.insert(number, Arc::clone(page));
+        Ok(PageSlot(number))
+    }
+
+    /// Takes a page from the guest. On return it writes there no more.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses; the guest has the page then.
+    pub fn remove_page(&self, slot: PageSlot) -> Result<()> {
+        let mut pages = self.lock_pages();
+        let none = kvm_userspace_memory_region { slot: slot.0, ..Default::default() };
+        // SAFETY: a slot without a size is taken away, and no memory is given.
+        unsafe { self.vm.set_user_memory_region(none) }
+            .map_err(|e| Error::kvm("take a page from a guest", e))?;
+        pages.remove(&slot.0);
+        Ok(())
+    }
+
+    fn lock_pages(&self) -> MutexGuard<'_, HashMap<u32, Arc<GuestPage>>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The virtual machine's descriptor.
     pub fn fd(&self) -> &VmFd {
         &self.vm
@@ -94,6 +148,10 @@ impl VmWithRam {
         &self.ram
     }
 }
+
+/// The memory slot of a page that a guest has.
+#[derive(Debug)]
+pub struct PageSlot(u32);
 
 /// A second handle to an eventfd, in the type that kvm-ioctls takes.
 ///

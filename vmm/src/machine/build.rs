@@ -15,6 +15,7 @@ use virtio_fabric::frontend::Remote;
 use super::bus::Bus;
 use super::controls::{Controls, Parts, Shape, not_restored};
 use super::cpuid::CpuTemplate;
+use super::doorbell_pages::DoorbellPages;
 use super::event::Events;
 use super::gate::Gate;
 use super::interrupts::InterruptRouter;
@@ -131,7 +132,9 @@ impl Machine {
         let vm = Arc::new(VmWithRam::new(create_vm(kvm)?, ram)?);
         let interrupts = InterruptRouter::new(Arc::clone(&vm))?;
 
-        let mut slots = SlotBuilder::new(Arc::clone(&vm), Arc::clone(&interrupts), windows);
+        let pages = DoorbellPages::new(Arc::clone(&vm));
+        let mut slots =
+            SlotBuilder::new(Arc::clone(&vm), Arc::clone(&pages), Arc::clone(&interrupts), windows);
         super::devices::add_all(&mut slots, config, host)?;
         let (root, io_threads, views) = slots.finish()?;
 
@@ -170,6 +173,7 @@ impl Machine {
 
         let context = VcpuContext {
             vm,
+            pages,
             bare: config.is_bare().then_some(bare::BarePorts),
             bus: Arc::new(bus),
             events: events.clone(),

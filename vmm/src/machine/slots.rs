@@ -5,12 +5,14 @@ use std::sync::Arc;
 use device_model::ram::{GuestRam, Ram};
 use pci::{Bdf, Device, Function, Msix, MsixSpec, RootBuilder, Windows};
 
+use super::doorbell_pages::DoorbellPages;
 use super::doorbells::KvmDoorbells;
 use super::interrupts::InterruptRouter;
 use crate::error::{Error, Result};
 use crate::inspect::SlotView;
 use crate::io::{Clock, IoThread};
 use crate::kvm::VmWithRam;
+use crate::nic::PollingThreads;
 
 /// What one PCI function gets from the machine. Make the device from it, then [`SlotBuilder::add_slot`] it.
 pub struct FunctionKit {
@@ -23,20 +25,29 @@ pub struct FunctionKit {
 /// Collects the devices of a machine and their I/O threads.
 pub struct SlotBuilder {
     vm: Arc<VmWithRam>,
+    pages: Arc<DoorbellPages>,
     interrupts: Arc<InterruptRouter>,
     root: RootBuilder,
     clock: Clock,
+    polling: PollingThreads,
     threads: Vec<IoThread>,
     views: Vec<SlotView>,
 }
 
 impl SlotBuilder {
-    pub(super) fn new(vm: Arc<VmWithRam>, interrupts: Arc<InterruptRouter>, windows: Windows) -> Self {
+    pub(super) fn new(
+        vm: Arc<VmWithRam>,
+        pages: Arc<DoorbellPages>,
+        interrupts: Arc<InterruptRouter>,
+        windows: Windows,
+    ) -> Self {
         Self {
             vm,
+            pages,
             interrupts,
             root: RootBuilder::new(windows),
             clock: Clock::start(),
+            polling: PollingThreads::default(),
             threads: Vec::new(),
             views: Vec::new(),
         }
@@ -57,10 +68,15 @@ impl SlotBuilder {
         self.clock
     }
 
+    /// The machine's threads that poll.
+    pub fn polling_threads(&self) -> PollingThreads {
+        self.polling.clone()
+    }
+
     /// Interrupts and doorbells for a function whose device will report `msix`.
     pub fn kit(&self, msix: Option<MsixSpec>) -> FunctionKit {
         let msix = msix.map(|spec| Arc::new(Msix::new(spec, self.interrupts.messages(spec.vectors))));
-        FunctionKit { msix, doorbells: KvmDoorbells::new(Arc::clone(&self.vm)) }
+        FunctionKit { msix, doorbells: KvmDoorbells::new(Arc::clone(&self.vm), Arc::clone(&self.pages)) }
     }
 
     /// Puts `functions` into the next free slot, as functions 0, 1 and so on, and returns the address of function 0.

@@ -11,12 +11,13 @@ use vm_memory::{Bytes, GuestAddress};
 use super::bare::{halt, test_start};
 use super::build::create_vm;
 use super::cpuid::CpuTemplate;
+use super::doorbell_pages::DoorbellPages;
 use super::interrupts::InterruptRouter;
 use super::layout::HIGH_RAM;
 use super::{memory, registers};
 use crate::config::MemoryConfig;
 use crate::config::values::ByteSize;
-use crate::kvm::{Kicker, RunningVcpu, VmWithRam, install_kick_handler};
+use crate::kvm::{ExitCounter, Kicker, RunningVcpu, VmWithRam, install_kick_handler};
 
 #[path = "../../tests/common/asm.rs"]
 pub mod asm;
@@ -31,6 +32,8 @@ pub enum Step {
     Out(u16, Vec<u8>),
     /// A store that reached user space.
     Store(u64, Vec<u8>),
+    /// It wrote to a page that rested, and that is awake now.
+    Wake,
     /// It wants to wait for an interrupt, and is halted.
     Halt,
     /// It ended, with this status.
@@ -40,6 +43,7 @@ pub enum Step {
 /// A guest with one CPU and 4 MiB.
 pub struct TinyGuest {
     pub vm: Arc<VmWithRam>,
+    pub pages: Arc<DoorbellPages>,
     pub interrupts: Arc<InterruptRouter>,
     vcpu: RunningVcpu,
 }
@@ -69,12 +73,19 @@ impl TinyGuest {
             thread::sleep(PATIENCE);
             watchdog.kick();
         });
-        Some(Self { vcpu: RunningVcpu::new(vcpu, Arc::clone(&vm), kicker), vm, interrupts })
+        let pages = DoorbellPages::new(Arc::clone(&vm));
+        Some(Self { vcpu: RunningVcpu::new(vcpu, Arc::clone(&vm), kicker), vm, pages, interrupts })
     }
 
     /// Runs to the guest's next step.
     pub fn step(&mut self) -> Step {
-        let step = match self.vcpu.run().expect("the guest does something within a minute") {
+        let wakes = self.pages.wakes();
+        let step = match self.vcpu.run() {
+            Err(error) if error.errno() == libc::EFAULT => return self.faulted(wakes),
+            Ok(VcpuExit::MemoryFault { .. }) => return self.faulted(wakes),
+            exit => exit.expect("the guest does something within a minute"),
+        };
+        let step = match step {
             VcpuExit::IoOut(PORT_EXIT, data) => Step::Exit(u32::from_le_bytes(data.try_into().unwrap())),
             VcpuExit::IoOut(PORT_HALT, _) => Step::Halt,
             VcpuExit::IoOut(port, data) => Step::Out(port, data.to_vec()),
@@ -85,5 +96,24 @@ impl TinyGuest {
             halt(self.vcpu.fd()).unwrap();
         }
         step
+    }
+
+    /// Runs to a write to a page that rests; whether there was one.
+    pub fn run_into_fault(&mut self) -> bool {
+        match self.vcpu.run() {
+            Err(error) => error.errno() == libc::EFAULT,
+            Ok(exit) => matches!(exit, VcpuExit::MemoryFault { .. }),
+        }
+    }
+
+    /// The guest wrote to a page that rested.
+    fn faulted(&mut self, wakes: u64) -> Step {
+        assert!(self.pages.wake(wakes), "there is no reason for a fault");
+        Step::Wake
+    }
+
+    /// Exits of the CPU so far; `None` where KVM does not count them.
+    pub fn exits(&mut self) -> Option<u64> {
+        ExitCounter::of(self.vcpu.fd()).map(|counter| counter.read().unwrap())
     }
 }

@@ -3,20 +3,24 @@
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
+use bare_abi::PORT_EXITS;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::bare::{BarePorts, Request, enable_interrupts, halt};
 use super::bus::Bus;
+use super::doorbell_pages::DoorbellPages;
 use super::event::{Event, Events};
 use super::gate::Gate;
 use super::state::{CpuState, excuse_pause};
 use crate::error::{Error, Result};
-use crate::kvm::{Kicker, RunningVcpu, VmWithRam};
+use crate::kvm::{ExitCounter, Kicker, RunningVcpu, VmWithRam};
 
 /// What a vCPU thread works with.
 #[derive(Clone)]
 pub(super) struct VcpuContext {
     pub(super) vm: Arc<VmWithRam>,
+    /// Pages whose protection makes KVM_RUN fail.
+    pub(super) pages: Arc<DoorbellPages>,
     pub(super) bus: Arc<Bus>,
     /// Ports of a bare-metal guest.
     pub(super) bare: Option<BarePorts>,
@@ -89,11 +93,13 @@ fn report(index: u8, event: Event, context: &VcpuContext) {
 
 /// Runs the guest until the gate is closed for good (`None`) or it can go no further.
 fn run(vcpu: &mut RunningVcpu, index: u8, context: &VcpuContext) -> Option<Event> {
-    let VcpuContext { bus, bare, gate, .. } = context;
+    let VcpuContext { bus, bare, gate, pages, .. } = context;
+    let exits = bare.and_then(|_| ExitCounter::of(vcpu.fd()));
     loop {
         if gate.is_closed() {
             vcpu.leave_at_once();
         }
+        let wakes = pages.wakes();
         match vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match bare.and_then(|bare| bare.parse(port, data)) {
                 None => bus.port_write(port, data),
@@ -103,10 +109,14 @@ fn run(vcpu: &mut RunningVcpu, index: u8, context: &VcpuContext) -> Option<Event
                     }
                 }
             },
+            Ok(VcpuExit::IoIn(PORT_EXITS, data)) if bare.is_some() => tell_exits(exits.as_ref(), data),
             Ok(VcpuExit::IoIn(port, data)) => bus.port_read(port, data),
             Ok(VcpuExit::MmioWrite(address, data)) => bus.memory_write(address, data),
             Ok(VcpuExit::MmioRead(address, data)) => bus.memory_read(address, data),
             Ok(VcpuExit::Intr) => {}
+            // A page of doorbells rested, and the guest tries again.
+            Ok(VcpuExit::MemoryFault { .. }) if pages.wake(wakes) => {}
+            Err(error) if error.errno() == libc::EFAULT && pages.wake(wakes) => {}
             Ok(exit) => {
                 let kind = ExitKind::of(&exit);
                 return Some(explain(vcpu, kind));
@@ -125,6 +135,15 @@ fn run(vcpu: &mut RunningVcpu, index: u8, context: &VcpuContext) -> Option<Event
             }
             Err(error) => return Some(Event::Failed(format!("KVM_RUN failed: {error}{}", place(vcpu)))),
         }
+    }
+}
+
+/// Tells a bare-metal guest how often its CPU has left it.
+fn tell_exits(counter: Option<&ExitCounter>, data: &mut [u8]) {
+    data.fill(0xff);
+    if let Some(Ok(exits)) = counter.map(ExitCounter::read) {
+        let length = data.len().min(size_of::<u32>());
+        data[..length].copy_from_slice(&exits.to_le_bytes()[..length]);
     }
 }
 

@@ -9,7 +9,7 @@ use device_model::net::Link;
 use device_model::time::Instant;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use host_io::direct::Driver;
-use pvrdma::Pvrdma;
+use pvrdma::{Next, Pvrdma};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use vmm_sys_util::errno;
@@ -17,10 +17,15 @@ use vmm_sys_util::timerfd::TimerFd;
 use vmxnet3::Vmxnet3;
 
 use super::inbox::{BATCH_FRAMES, Inbox};
+use super::polling::Permit;
 use crate::io::{Clock, EventBell};
 
 /// Calls of the RDMA device before other events get their turn.
 const SERVICE_ROUNDS: usize = 8;
+/// Calls of a device that polls before other events get their turn.
+const POLL_ROUNDS: usize = 64;
+/// Calls of a device that polls and finds nothing before its bells are looked at again.
+const ROUNDS_PER_LOOK: usize = 16;
 /// Shortest time the timer is set to: zero would disarm it.
 const MIN_WAIT: Duration = Duration::from_micros(1);
 
@@ -45,6 +50,10 @@ pub(super) struct RdmaEvents {
     pub(super) wakeup: Option<OwnedFd>,
     /// Makes channels to other machines.
     pub(super) channels: Option<Driver>,
+    /// Whether the thread may poll.
+    pub(super) permit: Permit,
+    /// Whether it does.
+    pub(super) polls: bool,
 }
 
 /// Serves both functions of a slot and their link.
@@ -121,26 +130,9 @@ impl NicEvents {
     }
 
     /// Lets the RDMA device work, and comes back when it must.
-    ///
-    /// Doorbells are looked at before each round: what the device sent to itself in the round before arrives in this one,
-    /// and must find the receive requests that the guest had posted by then.
     fn service(&mut self) {
-        let Some(rdma) = &self.rdma else { return };
-        let round = || {
-            rdma.look_at_bells();
-            rdma.device.service(self.clock.now())
-        };
-        let mut next = round();
-        for _ in 1..SERVICE_ROUNDS {
-            if !next.more {
-                break;
-            }
-            next = round();
-        }
-        if next.more {
-            rdma.work.ring();
-        }
-        if let Some(deadline) = next.deadline {
+        let clock = self.clock;
+        if let Some(deadline) = self.rdma.as_mut().and_then(|rdma| rdma.service(clock)) {
             self.wake_at(deadline);
         }
     }
@@ -214,6 +206,33 @@ impl MutEventSubscriber for NicEvents {
 }
 
 impl RdmaEvents {
+    /// Lets the device work. Gives when it wants to be called again at the latest, unless it is anyway.
+    ///
+    /// Doorbells are looked at before each round: what the device sent to itself in the round before arrives in this one,
+    /// and must find the receive requests that the guest had posted by then. While the device polls and finds nothing
+    /// they are looked at now and then.
+    fn service(&mut self, clock: Clock) -> Option<Instant> {
+        let now = clock.now();
+        let allowed = self.permit.look(now, self.polls);
+        self.device.allow_polling(now, allowed);
+        let mut next = Next { more: true, poll: false, deadline: None };
+        for round in 0..POLL_ROUNDS {
+            if !next.poll && (!next.more || round >= SERVICE_ROUNDS) {
+                break;
+            }
+            if next.more || round % ROUNDS_PER_LOOK == 0 {
+                self.look_at_bells();
+            }
+            next = self.device.service(clock.now());
+        }
+        self.polls = next.poll;
+        if next.more || next.poll {
+            self.work.ring();
+            return None;
+        }
+        next.deadline
+    }
+
     /// Notes the group bells that have rung, with one system call if none has.
     fn look_at_bells(&self) {
         let mut fds: SmallVec<[PollFd<'_>; 8]> =

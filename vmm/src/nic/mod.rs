@@ -6,6 +6,7 @@
 mod announce;
 mod events;
 mod inbox;
+mod polling;
 mod port;
 mod provider;
 
@@ -19,6 +20,8 @@ use vmxnet3::Vmxnet3;
 
 pub use self::announce::announce;
 use self::events::{NicEvents, RdmaEvents};
+use self::polling::Permit;
+pub use self::polling::PollingThreads;
 pub use self::port::{NicPort, open_ports};
 use self::provider::Made;
 use crate::error::{Error, Result};
@@ -98,7 +101,8 @@ fn make_rdma(
     let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
     let device = Pvrdma::new(config, parts)
         .map_err(|e| Error::Failure(format!("Failed to make the RDMA device of {}: {e}", port.name)))?;
-    Ok(RdmaEvents { device: Arc::new(device), work, groups, wakeup, channels })
+    let permit = Permit::new(port.polling, slots.polling_threads());
+    Ok(RdmaEvents { device: Arc::new(device), work, groups, wakeup, channels, permit, polls: false })
 }
 
 fn bell(port: &NicPort) -> Result<Arc<EventBell>> {

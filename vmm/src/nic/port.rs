@@ -11,7 +11,7 @@ use host_io::guard::AddressPolicy;
 use host_io::port::{Options, PortSpec, open_with};
 use host_io::rdma_filter::RdmaFilter;
 
-use crate::config::NetConfig;
+use crate::config::{NetConfig, PollingMode};
 use crate::error::{Error, Result};
 
 /// A network port. It outlives resets of the machine, so that its capture goes on.
@@ -28,6 +28,8 @@ pub struct NicPort {
     pub(super) backend: String,
     /// Whether the slot has an RDMA device.
     pub(super) rdma: bool,
+    /// Whether its thread polls.
+    pub(super) polling: PollingMode,
     /// The host device it is mirrored onto, and the guest's address there.
     pub(super) mirrored: Option<(String, IpAddr)>,
     /// How it gets channels to other machines, if it may.
@@ -90,7 +92,7 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
     let link = open_with(&spec, options).map_err(|e| failed(&e))?.link;
     let nic_link = if net.rdma { Arc::new(RdmaFilter::new(link.clone())) } else { link.clone() };
     let (backend, rdma) = (net.link.to_string(), net.rdma);
-    Ok(NicPort { mac, link, nic_link, backend, rdma, mirrored, direct, name })
+    Ok(NicPort { mac, link, nic_link, backend, rdma, polling: net.polling, mirrored, direct, name })
 }
 
 /// A locally administered address that no two running machines of one host share.

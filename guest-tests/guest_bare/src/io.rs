@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bare_abi::{BootInfo, MAGIC, PORT_EXIT, PORT_HALT, PORT_SERIAL, PORT_SLEEP, VERSION};
+use bare_abi::{BootInfo, MAGIC, PORT_EXIT, PORT_EXITS, PORT_HALT, PORT_SERIAL, PORT_SLEEP, VERSION};
 
 /// Writes a port.
 fn out(port: u16, value: u32) {
@@ -62,6 +62,16 @@ pub fn serial_byte() -> Option<u8> {
     const LINE_STATUS: u16 = PORT_SERIAL + 5;
     const DATA_READY: u8 = 1;
     (input(LINE_STATUS) & DATA_READY != 0).then(|| input(PORT_SERIAL))
+}
+
+/// Exits of this CPU so far, the lower half of them; `None` where KVM does not count.
+pub fn exits() -> Option<u32> {
+    let value: u32;
+    // SAFETY: all ports are allowed, and this one has no effect.
+    unsafe {
+        asm!("in eax, dx", in("dx") PORT_EXITS, out("eax") value, options(nomem, nostack, preserves_flags));
+    }
+    (value != u32::MAX).then_some(value)
 }
 
 /// Reads a port.

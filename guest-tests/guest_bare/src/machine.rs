@@ -55,6 +55,14 @@ impl Machine for BareMachine {
         io::sleep(REST);
     }
 
+    fn spin(&self) {
+        core::hint::spin_loop();
+    }
+
+    fn exits(&self) -> Option<u32> {
+        io::exits()
+    }
+
     fn mac(&self) -> [u8; 6] {
         let [a, b, c, d] = self.read_register(Register::MacLow).to_le_bytes();
         let [e, f, ..] = self.read_register(Register::MacHigh).to_le_bytes();

@@ -6,6 +6,7 @@
 //! | command line | |
 //! |---|---|
 //! | empty | runs the cases of [`guest_cases`] |
+//! | `polling rounds=N` | has one program poll and another wait in one process, for so many rounds (see [`guest_cases::polling`]) |
 //! | `load peer=MAC streams=N` | exchanges a checked load with another machine (see [`load`]) |
 //!
 //! It prints a line `TEST NAME ok` or `TEST NAME FAIL REASON` for each case and ends the machine with status 0 if none
@@ -75,6 +76,7 @@ fn run(info: &BootInfo) -> u32 {
     };
     let failed = match io::command_line(info).trim_ascii() {
         b"" => run_cases(&driver),
+        line if line.starts_with(b"polling ") => run_polling(&driver, line),
         line => load::run(&driver, line, info.tsc_khz),
     };
     driver.remove();
@@ -93,6 +95,22 @@ fn run_cases(driver: &Driver<BareMachine>) -> u32 {
         }
     }
     failed
+}
+
+fn run_polling(driver: &Driver<BareMachine>, line: &[u8]) -> u32 {
+    let rounds = core::str::from_utf8(line).ok().and_then(|line| line.strip_prefix("polling rounds="));
+    let outcome = match rounds.and_then(|rounds| rounds.parse().ok()) {
+        Some(rounds) => guest_cases::polling::exchange(driver, rounds),
+        None => Err("The command line is not `polling rounds=N`".into()),
+    };
+    match outcome {
+        Ok(()) => println!("TEST bare/polling ok"),
+        Err(reason) => {
+            println!("TEST bare/polling FAIL {reason}");
+            return 1;
+        }
+    }
+    0
 }
 
 #[panic_handler]

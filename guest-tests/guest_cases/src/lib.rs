@@ -15,6 +15,7 @@ extern crate alloc;
 pub mod load;
 mod node;
 mod objects;
+pub mod polling;
 mod traffic;
 
 use alloc::string::String;
@@ -25,6 +26,12 @@ use pvrdma_driver::{Driver, Platform};
 pub trait Machine: Platform {
     /// Lets the device work. A case calls it again and again until what it waits for is there.
     fn settle(&self);
+
+    /// Lets the device work, if that is possible without stopping the CPU: the device may be at work by itself.
+    fn spin(&self);
+
+    /// Times the CPU has been stopped so far; wraps. `None` where nobody counts.
+    fn exits(&self) -> Option<u32>;
 
     /// Ethernet address of the device.
     fn mac(&self) -> [u8; 6];
@@ -42,7 +49,7 @@ pub struct Case<M> {
 }
 
 /// All tests.
-pub fn cases<M: Machine>() -> [Case<M>; 6] {
+pub fn cases<M: Machine>() -> [Case<M>; 8] {
     [
         Case { name: "port-is-described", run: objects::port_is_described },
         Case { name: "objects-come-and-go", run: objects::come_and_go },
@@ -50,5 +57,7 @@ pub fn cases<M: Machine>() -> [Case<M>; 6] {
         Case { name: "writes-and-reads-move-bytes", run: traffic::writes_and_reads_move_bytes },
         Case { name: "atomics-are-exact", run: traffic::atomics_are_exact },
         Case { name: "armed-queue-notifies", run: traffic::armed_queue_notifies },
+        Case { name: "busy-process-stops-no-cpu", run: polling::busy_process_stops_no_cpu },
+        Case { name: "polling-and-waiting-in-one-process", run: polling::slice },
     ]
 }

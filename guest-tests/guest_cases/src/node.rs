@@ -100,8 +100,12 @@ impl<'a, M: Machine> Node<'a, M> {
 
     /// A queue pair for a reliable connection.
     pub fn create(&self, sizes: QpSizes) -> Result<Qp, String> {
-        let queues = (&self.cq, &self.cq);
-        self.driver.create_qp(self.pd, RC, queues, None, sizes).map_err(cannot("create a queue pair"))
+        self.create_for(&self.cq, sizes)
+    }
+
+    /// The same with a completion queue of its own.
+    pub fn create_for(&self, cq: &Cq, sizes: QpSizes) -> Result<Qp, String> {
+        self.driver.create_qp(self.pd, RC, (cq, cq), None, sizes).map_err(cannot("create a queue pair"))
     }
 
     /// Connects `qp` to queue pair `peer` of the device with the Ethernet address `mac`.

@@ -58,6 +58,6 @@ fn command(programs: &Programs, socket: &Path) -> Command {
     let mut command = Command::new(&programs.verbena);
     command.arg("run").arg("--bare").arg(&programs.bare).args(["--memory", "size=256M"]);
     command.args(["--serial", "num=1,type=stdio"]);
-    command.arg("--net").arg(format!("link=switch:{},mac=02:00:00:00:00:01", socket.display()));
+    command.arg("--net").arg(format!("link=switch:{},mac=02:00:00:00:00:01,polling=on", socket.display()));
     command
 }

@@ -57,6 +57,15 @@ impl guest_cases::Machine for Guest {
         std::thread::yield_now();
     }
 
+    fn spin(&self) {
+        std::thread::yield_now();
+    }
+
+    /// No CPU runs this guest.
+    fn exits(&self) -> Option<u32> {
+        None
+    }
+
     fn mac(&self) -> [u8; 6] {
         self.mac.0
     }

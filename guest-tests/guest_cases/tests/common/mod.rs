@@ -19,6 +19,16 @@ impl Machine for Virtual {
         }
     }
 
+    fn spin(&self) {
+        if !self.0.serve().more {
+            self.0.pass(Duration::from_micros(1));
+        }
+    }
+
+    fn exits(&self) -> Option<u32> {
+        Some(self.0.stops() as u32)
+    }
+
     fn mac(&self) -> [u8; 6] {
         self.1.0
     }

@@ -32,6 +32,14 @@ impl FromStr for Provider {
 }
 
 impl Provider {
+    /// How `verbena run --net` names its kind.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Host(_) => "host",
+        }
+    }
+
     /// Makes sure that there can be such a device where guests run.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::guests::{Guest, Task};
 use crate::rdma::device_info;
@@ -19,11 +19,13 @@ pub fn cases() -> Vec<Case> {
         Case::new("device/devinfo-says-active-ethernet-and-a-guid", devinfo),
         Case::new("device/both-gid-kinds-are-roce-v2", gid_kinds),
         Case::new("device/kernel-log-has-no-complaint", kernel_log),
+        Case::new("device/tools-list-it", tools),
+        Case::new("device/port-events-are-told-to-programs", port_events),
         Case::new("device/driver-reloads-leak-nothing", driver_reloads),
     ]
 }
 
-pub(super) fn devinfo(stand: &mut Stand<'_>) -> Result<()> {
+fn devinfo(stand: &mut Stand<'_>) -> Result<()> {
     let mut guids = Vec::new();
     for guest in stand.guests.all() {
         let device = stand.device(guest)?;
@@ -62,6 +64,43 @@ fn kernel_log(stand: &mut Stand<'_>) -> Result<()> {
         ))?;
         ensure!(complaints.is_empty(), "The kernel log of guest {} has\n{complaints}", guest.name());
     }
+    Ok(())
+}
+
+fn tools(stand: &mut Stand<'_>) -> Result<()> {
+    let guest = stand.a();
+    let name = stand.device(guest)?.name;
+    let listings = [
+        ("ibv_devices".to_owned(), name.clone()),
+        (format!("ibv_devinfo -v -d {name}"), format!("GID[")),
+        (format!("rdma link show {name}/1"), "state ACTIVE physical_state LINK_UP netdev eth0".to_owned()),
+        (format!("rdma dev show {name}"), "node_guid".to_owned()),
+        (format!("rdma resource show {name}"), "pd".to_owned()),
+    ];
+    for (line, text) in listings {
+        let output = guest.must(&line[..])?;
+        ensure!(output.contains(&text), "`{line}` does not say {text:?}:\n{output}");
+    }
+    Ok(())
+}
+
+fn port_events(stand: &mut Stand<'_>) -> Result<()> {
+    let guest = stand.b();
+    let device = stand.device(guest)?;
+    let mut watch = guest.start(format!("ibv_asyncwatch -d {}", device.name));
+    // It says so once it has the device open.
+    let mut says = |text: &str| match watch.wait_for(text)? {
+        None => Ok(()),
+        Some(output) => bail!("ibv_asyncwatch ended before {text}:\n{}", output.out),
+    };
+    says("async event FD")?;
+    for (way, event) in [("down", "IBV_EVENT_PORT_ERR"), ("up", "IBV_EVENT_PORT_ACTIVE")] {
+        guest.must(format!("ip link set eth0 {way}"))?;
+        says(event)?;
+    }
+    says("IBV_EVENT_GID_CHANGE")?;
+    watch.kill()?;
+    stand.device(guest).context("The GIDs did not come back")?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The cases, a file a topic.
 
+mod acceptance;
 mod addresses;
 mod boot;
 mod capture;
@@ -32,6 +33,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::guests::{Disk, Options};
+use crate::provider::Provider;
 use crate::setup::Setup;
 use crate::suite::{Case, Soak, Stage};
 
@@ -40,34 +42,32 @@ pub fn stages() -> Vec<Stage> {
     let pair = [
         boot::cases(),
         network::cases(),
-        device::cases(),
-        inspect::cases(),
-        programs::cases("programs"),
-        programs::socket_cases(),
-        refused::cases(),
-        verifier::cases(),
-        addresses::cases(),
+        acceptance::cases(),
         capture::cases(),
-        lifecycle::cases(),
+        acceptance::lifecycle_cases(),
         boot::last_cases(),
+    ];
+    let mirrored_pair = [
+        mirror::cases(),
+        mirror::on_host(acceptance::cases()),
+        mirror::on_host(acceptance::lifecycle_cases()),
+        mirror::last_cases(),
     ];
     vec![
         stage("two guests", two_guests, pair.into()),
-        stage("Debian's programs", debian_programs, vec![pyverbs::cases(), nvme::cases()]),
+        stage("Debian's programs", debian_programs, vec![acceptance::debian_cases()]),
         stage(
             "two CPUs, bzImage, disks",
             one_guest,
             vec![boot::smp_cases(), interrupts::cases(), disk::cases()],
         ),
         stage("two guests that share memory", sharing_guests, vec![direct::cases(), migrate::cases()]),
-        Stage {
-            why_not: mirror::why_not,
-            ..stage(
-                "mirror",
-                mirrored_guests,
-                vec![mirror::cases(), mirror::programs(), mirror::last_cases()],
-            )
-        },
+        mirrored("mirror", two_guests, mirrored_pair.into()),
+        mirrored(
+            "Debian's programs on the mirror",
+            debian_programs,
+            vec![mirror::on_host(acceptance::debian_cases())],
+        ),
         stage("peer is rdma_rxe", |setup, _| rxe::guests(setup, rxe::EVERYTHING), vec![rxe::cases()]),
         stage(
             "a router between",
@@ -84,13 +84,15 @@ pub fn stages() -> Vec<Stage> {
 
 /// Stages that take too long for every day.
 pub fn soak_stages(what: Soak) -> Vec<Stage> {
-    let pair = |cases: Vec<Vec<Case>>| stage("two guests", two_guests, cases);
     match what {
-        Soak::Cm => vec![pair(vec![connections::soak_cases()])],
-        Soak::Programs => vec![
-            pair(vec![perftest::cases()]),
-            stage("Debian's programs", debian_programs, vec![nvme::soak_cases()]),
-        ],
+        Soak::Cm => on_both("two guests", two_guests, connections::soak_cases),
+        Soak::Programs => [
+            on_both("two guests", two_guests, perftest::cases),
+            on_both("Debian's programs", debian_programs, nvme::soak_cases),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
         Soak::Wire => wire_stages(),
     }
 }
@@ -109,7 +111,28 @@ fn stage(
     cases: Vec<Vec<Case>>,
 ) -> Stage {
     let cases = cases.into_iter().flatten().collect();
-    Stage { name, options: Box::new(options), why_not: |_| None, cases }
+    Stage { name, provider: Provider::Engine, options: Box::new(options), why_not: |_| None, cases }
+}
+
+/// A stage whose guests' programs have their objects on a device of the host.
+fn mirrored(
+    name: &'static str,
+    options: impl Fn(&Setup, &Path) -> Result<Options> + 'static,
+    cases: Vec<Vec<Case>>,
+) -> Stage {
+    let options = move |setup: &Setup, scratch: &Path| {
+        Ok(Options { mirrored: Some(mirror::host_device()?), ..options(setup, scratch)? })
+    };
+    Stage { provider: Provider::Host(None), why_not: mirror::why_not, ..stage(name, options, cases) }
+}
+
+/// The same cases on the engine and on a device of the host.
+fn on_both(
+    name: &'static str,
+    options: fn(&Setup, &Path) -> Result<Options>,
+    cases: fn() -> Vec<Case>,
+) -> Vec<Stage> {
+    vec![stage(name, options, vec![cases()]), mirrored(name, options, vec![mirror::on_host(cases())])]
 }
 
 fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
@@ -124,15 +147,6 @@ fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
 /// Two guests whose frames nobody captures: they may do without.
 fn sharing_guests(setup: &Setup, _: &Path) -> Result<Options> {
     setup.options()
-}
-
-/// Two guests whose programs' objects are mirrored onto one device of the host.
-fn mirrored_guests(setup: &Setup, _: &Path) -> Result<Options> {
-    let mut options = setup.options()?;
-    options.initramfs.push(setup.stock.extra.clone());
-    options.mirrored = Some(mirror::host_device()?);
-    options.may_reboot = true;
-    Ok(options)
 }
 
 /// Programs that need more of Debian than the small guest has; without systemd, which nothing here wants.

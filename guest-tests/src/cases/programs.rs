@@ -1,7 +1,8 @@
 //! Stock verbs programs between two guests.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
+use crate::guests::Task;
 use crate::rdma::{Listening, Program, Style};
 use crate::suite::{Case, Stand};
 
@@ -12,8 +13,10 @@ const PROGRAMS: &[(&str, Style, &str)] = &[
     ("rc-pingpong-mtu-256", Style::PingPong, "ibv_rc_pingpong -n 50 -c -m 256"),
     ("rc-pingpong-1-byte", Style::PingPong, "ibv_rc_pingpong -n 50 -c -s 1"),
     ("rc-pingpong-1-MiB", Style::PingPong, "ibv_rc_pingpong -n 10 -c -s 1048576"),
+    ("rc-pingpong-8-MiB-mtu-4096", Style::PingPong, "ibv_rc_pingpong -n 3 -c -m 4096 -s 8388608"),
     ("ud-pingpong", Style::PingPong, "ibv_ud_pingpong -n 100 -s 1024"),
     ("srq-pingpong", Style::PingPong, "ibv_srq_pingpong -n 100 -q 4"),
+    ("srq-pingpong-16-queue-pairs", Style::PingPong, "ibv_srq_pingpong -n 100 -q 16"),
     ("send-bw", Style::Perftest, "ib_send_bw -n 100"),
     ("send-bw-events", Style::Perftest, "ib_send_bw -n 100 -e"),
     ("send-bw-ud", Style::Perftest, "ib_send_bw -n 100 -c UD -s 1024"),
@@ -47,22 +50,20 @@ const SOCKETS: &[(&str, Style, &str)] = &[
 /// Bytes of the file that rcopy copies.
 const FILE: u32 = 3_000_001;
 
-/// One case a program, under a topic of the stage's choice.
-pub fn cases(topic: &'static str) -> Vec<Case> {
-    PROGRAMS.iter().map(|row| case(topic, row)).collect()
-}
-
-pub fn socket_cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let more = [
         Case::new("programs/rcopy-copies-a-file", rcopy),
+        Case::new("programs/iperf3-over-rsockets", iperf),
+        Case::new("programs/cmtime", cmtime),
+        Case::new("programs/perftest-reports-in-json", report),
         Case::new("programs/rping-serves-four-clients-side-by-side", rping_clients),
     ];
-    SOCKETS.iter().map(|row| case("programs", row)).chain(more).collect()
+    PROGRAMS.iter().chain(SOCKETS).map(case).chain(more).collect()
 }
 
-fn case(topic: &str, &(name, style, line): &(&str, Style, &'static str)) -> Case {
+fn case(&(name, style, line): &(&str, Style, &'static str)) -> Case {
     let program = Program::new(style, line);
-    Case::new(format!("{topic}/{name}"), move |stand| {
+    Case::new(format!("programs/{name}"), move |stand| {
         let (a, b) = (stand.a(), stand.b());
         program.pair(&stand.end(a, 0)?, &stand.end(b, 0)?).must(a, b)?;
         Ok(())
@@ -80,6 +81,46 @@ fn rcopy(stand: &mut Stand<'_>) -> Result<()> {
     let received = a.must("sha256sum < /tmp/received; rm /tmp/received")?;
     b.must("rm /tmp/sent")?;
     ensure!(received == sent, "{FILE} bytes with hash {sent} arrived with hash {received}");
+    Ok(())
+}
+
+/// A program of sockets, which does not know that they are made of RDMA.
+fn iperf(stand: &mut Stand<'_>) -> Result<()> {
+    const PRELOAD: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+    let (a, b) = (stand.a(), stand.b());
+    let server = a.start(format!("{PRELOAD} iperf3 -s"));
+    a.must(Listening::Cm.wait())?;
+    let line = format!("{PRELOAD} iperf3 -c {} -n 4M --json", a.ip(0));
+    let moved = b.must(Task::shell(line));
+    server.kill()?;
+    let report: serde_json::Value = serde_json::from_str(&moved?).context("iperf3 printed no JSON")?;
+    let received = report["end"]["sum_received"]["bytes"].as_u64();
+    ensure!(received.is_some_and(|bytes| bytes >= 4 << 20), "It reports\n{report}");
+    Ok(())
+}
+
+/// It serves one client after the other, for ever.
+fn cmtime(stand: &mut Stand<'_>) -> Result<()> {
+    let (a, b) = (stand.a(), stand.b());
+    let server = a.start("cmtime");
+    a.must(Listening::Cm.wait())?;
+    let output = b.must(format!("cmtime -c 32 -s {}", a.ip(0)));
+    server.kill()?;
+    let output = output?;
+    ensure!(output.contains("disconnect"), "It printed\n{output}");
+    Ok(())
+}
+
+fn report(stand: &mut Stand<'_>) -> Result<()> {
+    let (a, b) = (stand.a(), stand.b());
+    let line = "ib_write_bw -n 50 --out_json --out_json_file=/tmp/report";
+    Program::new(Style::Perftest, line).pair(&stand.end(a, 0)?, &stand.end(b, 0)?).must(a, b)?;
+    let text = b.must("cat /tmp/report; rm /tmp/report")?;
+    a.must("rm -f /tmp/report")?;
+    let report: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("This is no JSON:\n{text}"))?;
+    let iterations = report["results"]["n_iterations"].as_u64();
+    ensure!(iterations == Some(50), "It reports\n{report}");
     Ok(())
 }
 

@@ -250,6 +250,11 @@ impl Guests {
         self.directory.path()
     }
 
+    /// Whether what their programs create is mirrored onto a device of the host.
+    pub fn are_mirrored(&self) -> bool {
+        self.options.mirrored.is_some()
+    }
+
     /// Capture of a guest's NIC, when captures were asked for.
     pub fn capture(&self, guest: &Guest, nic: Nic) -> PathBuf {
         self.directory.path().join(format!("{}.eth{nic}.pcapng", guest.address()))

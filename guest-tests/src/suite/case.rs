@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::guests::{Guest, Guests, Nic, Options};
+use crate::provider::Provider;
 use crate::rdma::{DeviceError, End, RdmaDevice};
 use crate::setup::Setup;
 
@@ -43,12 +44,24 @@ impl Case {
     ) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
+
+    /// The same among the cases of another topic: `rdma/x` becomes `TOPIC/rdma-x`.
+    pub fn under(self, topic: &str) -> Self {
+        Self { name: format!("{topic}/{}", self.name.replace('/', "-")), ..self }
+    }
+
+    /// The same where it cannot run, for this reason.
+    pub fn skipped(self, reason: &'static str) -> Self {
+        Self::may_skip(self.name, move |_| Ok(Outcome::Skipped(reason.to_owned())))
+    }
 }
 
 /// Cases that share one boot of the same guests, in order.
 pub struct Stage {
     /// Its name, for messages.
     pub name: &'static str,
+    /// What carries out the verbs of its guests.
+    pub provider: Provider,
     /// What to boot; files that the guests need go to the directory. The error is why it cannot be booted.
     pub options: Box<Describe>,
     /// Why its cases are skipped in this run, if they are.

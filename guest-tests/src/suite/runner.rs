@@ -1,5 +1,6 @@
 //! Runs stages and tells what came of their cases.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,34 +16,72 @@ const REBOOTS: u32 = 4;
 /// How long a guest may take to show that it is alive.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Names of cases by what came of them.
-#[derive(Debug, Default)]
+/// What came of cases.
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Score {
-    passed: Vec<String>,
-    skipped: Vec<String>,
+    passed: usize,
+    /// Names, and why.
+    skipped: Vec<(String, String)>,
     failed: Vec<String>,
+}
+
+impl Score {
+    fn add(&mut self, name: &str, result: &Result<Outcome>) {
+        match result {
+            Ok(Outcome::Passed) => self.passed += 1,
+            Ok(Outcome::Skipped(reason)) => self.skipped.push((name.to_owned(), reason.clone())),
+            Err(_) => self.failed.push(name.to_owned()),
+        }
+    }
+
+    fn counts(&self) -> [usize; 3] {
+        [self.passed, self.skipped.len(), self.failed.len()]
+    }
+}
+
+/// What came of cases, by the kind of provider that their guests have.
+#[derive(Debug, Default)]
+struct Scores(BTreeMap<&'static str, Score>);
+
+impl Scores {
+    fn totals(&self) -> [usize; 3] {
+        let add = |sum: [usize; 3], score: &Score| {
+            let counts = score.counts();
+            [0, 1, 2].map(|kind| sum[kind] + counts[kind])
+        };
+        self.0.values().fold([0; 3], add)
+    }
+
+    /// Counts of each provider, and the names of what did not pass.
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (provider, score) in &self.0 {
+            lines.push(format!("provider={provider}: {}", told(score.counts())));
+            lines.extend(score.skipped.iter().map(|(name, reason)| format!("  skipped: {name}: {reason}")));
+            lines.extend(score.failed.iter().map(|name| format!("  failed: {name}")));
+        }
+        lines
+    }
+}
+
+fn told([passed, skipped, failed]: [usize; 3]) -> String {
+    format!("{passed} passed, {skipped} skipped, {failed} failed")
 }
 
 /// Runs the stages that have a case whose name contains one of `only`.
 pub fn run(setup: &Setup, stages: Vec<Stage>, only: &[String]) -> Result<bool> {
     let start = Instant::now();
-    let mut score = Score::default();
+    let mut scores = Scores::default();
     for mut stage in stages {
         stage.cases.retain(|case| only.is_empty() || only.iter().any(|text| case.name.contains(text)));
         if !stage.cases.is_empty() {
-            run_stage(setup, &stage, &mut score)?;
+            run_stage(setup, &stage, scores.0.entry(stage.provider.kind()).or_default())?;
         }
     }
-    let Score { passed, skipped, failed, .. } = &score;
-    println!(
-        "\n{} passed, {} skipped, {} failed in {} s",
-        passed.len(),
-        skipped.len(),
-        failed.len(),
-        start.elapsed().as_secs()
-    );
-    failed.iter().for_each(|name| println!("  failed: {name}"));
-    Ok(failed.is_empty() && !passed.is_empty())
+    let totals @ [passed, _, failed] = scores.totals();
+    println!("\n{} in {} s", told(totals), start.elapsed().as_secs());
+    scores.lines().iter().for_each(|line| println!("  {line}"));
+    Ok(failed == 0 && passed > 0)
 }
 
 fn run_stage(setup: &Setup, stage: &Stage, score: &mut Score) -> Result<()> {
@@ -104,18 +143,38 @@ fn is_alive(guests: &Guests) -> bool {
 fn report(name: &str, took: Duration, result: &Result<Outcome>, score: &mut Score) {
     let seconds = took.as_secs_f32();
     match result {
-        Ok(Outcome::Passed) => {
-            score.passed.push(name.to_owned());
-            println!("TEST {name} ok ({seconds:.1} s)");
-        }
-        Ok(Outcome::Skipped(reason)) => {
-            score.skipped.push(name.to_owned());
-            println!("TEST {name} SKIP {reason}");
-        }
-        Err(error) => {
-            score.failed.push(name.to_owned());
-            println!("TEST {name} FAIL ({seconds:.1} s) {error:#}");
-        }
+        Ok(Outcome::Passed) => println!("TEST {name} ok ({seconds:.1} s)"),
+        Ok(Outcome::Skipped(reason)) => println!("TEST {name} SKIP {reason}"),
+        Err(error) => println!("TEST {name} FAIL ({seconds:.1} s) {error:#}"),
     }
+    score.add(name, result);
     let _ = std::io::stdout().flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn each_provider_has_its_own_counts_and_every_skip_its_reason() {
+        let mut scores = Scores::default();
+        let results = [
+            ("engine", "a", Ok(Outcome::Passed)),
+            ("host", "b", Ok(Outcome::Skipped("no wire".to_owned()))),
+            ("host", "c", Err(anyhow!("x"))),
+        ];
+        for (provider, name, result) in results {
+            scores.0.entry(provider).or_default().add(name, &result);
+        }
+        assert_eq!(scores.totals(), [1, 1, 1]);
+        let lines = [
+            "provider=engine: 1 passed, 0 skipped, 0 failed",
+            "provider=host: 0 passed, 1 skipped, 1 failed",
+            "  skipped: b: no wire",
+            "  failed: c",
+        ];
+        assert_eq!(scores.lines(), lines);
+    }
 }

@@ -397,3 +397,29 @@ fn receives_are_taken_before_sends() {
         assert!(state.qps[&QpId(busy.handle)].sends.len() < 1000);
     });
 }
+
+/// Doorbells and commands go different ways: by the time a queue pair may receive, it has what the guest posted before.
+#[test]
+fn receives_posted_before_a_queue_pair_receives_are_in_time() {
+    let rig = Rig::new();
+    let process = rig.process(1);
+    let own = process.try_qp(None).unwrap();
+    let srq = rig.driver.create_srq(process.pd, 64, 1).unwrap();
+    let sharing = process.try_qp(Some(&srq)).unwrap();
+    for qp in [&own, &sharing] {
+        rig.move_to(qp, QpState::Init).unwrap();
+    }
+    // More than are taken from a ring at a time.
+    (0..40).for_each(|wr_id| assert!(rig.driver.post_srq_recv(&srq, &recv(wr_id))));
+    (0..5).for_each(|wr_id| assert!(rig.driver.post_recv(&own, &recv(wr_id))));
+    for qp in [&own, &sharing] {
+        rig.move_to(qp, QpState::Rtr).unwrap();
+    }
+    let taken = || {
+        rig.fake
+            .with(|state| (state.qps[&QpId(own.handle)].recvs.len(), state.srqs[&SrqId(srq.handle)].1.len()))
+    };
+    assert_eq!(taken(), (5, 40), "and nobody answered a doorbell");
+    rig.guest().run();
+    assert_eq!(taken(), (5, 40));
+}

@@ -211,6 +211,9 @@ impl Core {
         let mask = QpAttrMask::from_bits(request.attr_mask)
             .ok_or(CommandError::Invalid("queue pair attribute mask"))?;
         let attr = attr_from_guest(&request.attrs, mask, &self.caps)?;
+        if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Rtr | QpState::Rts) {
+            self.fetch_receives_of(handle);
+        }
         self.provider.modify_qp((self.clock)(), QpId(handle), &attr, mask)?;
         if mask.contains(QpAttrMask::STATE) {
             self.entered(handle, attr.state);

@@ -47,6 +47,22 @@ impl Core {
         }
     }
 
+    /// Hands over the receive requests that a queue pair finds by now, before it begins to receive: the doorbells that
+    /// announce them go another way than commands, and may be slower than its first message.
+    pub(crate) fn fetch_receives_of(&mut self, handle: u32) {
+        let Some(qp) = self.objects.qp(handle) else { return };
+        let source = qp.srq.map_or(Source::Recv(handle), Source::Srq);
+        for _ in 0..self.caps.max_qp_wr.max(self.caps.max_srq_wr).div_ceil(RING_BATCH) {
+            // What is wrong with a ring is found again, and dealt with, by who looks at it next.
+            let Fetched { requests, more } = self.fetch_ring(source).unwrap_or_default();
+            self.counters.work_requests += u64::from(requests);
+            if !more {
+                break;
+            }
+        }
+        self.enqueue(source);
+    }
+
     /// Takes a batch from a ring. Returns what that cost of a budget.
     fn look_at(&mut self, now: Instant, source: Source) -> u32 {
         if let Some(ring) = self.objects.work_ring(source) {

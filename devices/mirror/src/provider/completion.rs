@@ -55,7 +55,20 @@ impl<D: Device> MirrorProvider<D> {
             HostEvent::SrqLimitReached(tag) => srq(tag).map(AsyncEvent::SrqLimitReached),
             HostEvent::SrqErr(tag) => srq(tag).map(AsyncEvent::SrqErr),
         };
-        raised.into_iter().for_each(|event| self.events.raise(event));
+        if let Some(event) = raised {
+            self.mark(event);
+            self.events.raise(event);
+        }
+    }
+
+    /// Remembers that the host has said of a queue pair that it failed.
+    fn mark(&mut self, event: AsyncEvent) {
+        let (AsyncEvent::QpFatal(qp) | AsyncEvent::QpReqErr(qp) | AsyncEvent::QpAccessErr(qp)) = event else {
+            return;
+        };
+        if let Some(twin) = self.twins.qps.get_mut(&qp) {
+            twin.suspect = true;
+        }
     }
 
     fn look_at(&mut self, cq: CqId) {

@@ -7,6 +7,7 @@ mod objects;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,6 +24,7 @@ use self::addresses::AddressCache;
 use self::events::EventQueue;
 use self::objects::Twins;
 use self::queue::Queue;
+use self::watch::Watch;
 use crate::device::{Device, HostCompletion, HostEvent};
 use crate::gids::{Addresses, GidPolicy, Gids};
 
@@ -58,6 +60,7 @@ pub struct MirrorProvider<D: Device> {
     /// Completion queues to poll.
     ready: VecDeque<CqId>,
     events: EventQueue,
+    watch: Watch,
     counters: Counters,
     /// The time of the last call that told it.
     now: Instant,
@@ -85,6 +88,7 @@ impl<D: Device> MirrorProvider<D> {
             engine_qpns: BTreeMap::new(),
             ready: VecDeque::new(),
             events: EventQueue::default(),
+            watch: Watch::default(),
             counters: Counters::default(),
             now: Instant::ZERO,
             draws: (RandomState::new(), 0),
@@ -118,6 +122,8 @@ impl<D: Device> MirrorProvider<D> {
         if mask.contains(QpAttrMask::STATE) {
             twin.state = attr.state;
             twin.suspect = attr.state == QpState::Err;
+            twin.doubted = false;
+            self.watch.start(self.now);
             if attr.state == QpState::Reset {
                 self.restart(qp);
             }
@@ -353,6 +359,7 @@ impl<D: Device> Provider for MirrorProvider<D> {
     fn advance(&mut self, now: Instant) -> bool {
         self.now = now;
         self.gids.advance(now);
+        self.watch(now);
         // Both, whatever the first says.
         self.engine.advance(now) | self.listen()
     }
@@ -362,7 +369,8 @@ impl<D: Device> Provider for MirrorProvider<D> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.engine.next_deadline().into_iter().chain(self.gids.next_deadline()).min()
+        let own = [self.gids.next_deadline(), self.watch.due()];
+        self.engine.next_deadline().into_iter().chain(own.into_iter().flatten()).min()
     }
 
     fn poll_event(&mut self) -> Option<ProviderEvent> {

@@ -63,6 +63,8 @@ pub(super) struct Qp<D: Device> {
     pub(super) state: QpState,
     /// Whether the host may have moved it to the error state, or was told to.
     pub(super) suspect: bool,
+    /// Whether it was found in the error state when nothing had said so.
+    pub(super) doubted: bool,
     /// The path as the guest named it.
     pub(super) av: AddressVector,
     pub(super) send: Ordered<Send<D::Ah>>,
@@ -209,7 +211,7 @@ impl<D: Device> MirrorProvider<D> {
         let recv = Ordered::new(self.twins.numbers.assign(Queue::Recv(qp)), init.cap.max_recv_wr);
         let (state, av) = (QpState::Reset, AddressVector::default());
         self.twins.qpns.insert(qpn, qp);
-        let twin = Qp { host: Some(host), qpn, init, state, suspect: false, av, send, recv };
+        let twin = Qp { host: Some(host), qpn, init, state, suspect: false, doubted: false, av, send, recv };
         self.twins.qps.insert(qp, twin);
         Ok(qpn)
     }

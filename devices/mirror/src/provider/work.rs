@@ -180,7 +180,7 @@ impl<D: Device> MirrorProvider<D> {
 ///
 /// A device in software (`rdma_rxe`) finds what its user puts in a receive queue only when it looks there for a message. It
 /// looks as well whenever a queue pair is moved to the error state, where hardware does not mind being moved to again.
-fn flush_late<D: Device>(device: &mut D, qp: &D::Qp) {
+pub(super) fn flush_late<D: Device>(device: &mut D, qp: &D::Qp) {
     let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
     let flushed = device.query_qp(qp).and_then(|attr| match attr.state {
         QpState::Err => device.modify_qp(qp, &error, QpAttrMask::STATE, 0),

@@ -3,6 +3,7 @@
 mod fake;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use device_model::net::MacAddr;
 use device_model::time::Instant;
@@ -69,7 +70,11 @@ impl World {
     }
 
     fn events(&mut self) -> Vec<ProviderEvent> {
-        while self.mirror.advance(NOW) {}
+        self.events_at(NOW)
+    }
+
+    fn events_at(&mut self, now: Instant) -> Vec<ProviderEvent> {
+        while self.mirror.advance(now) {}
         std::iter::from_fn(|| self.mirror.poll_event()).collect()
     }
 }
@@ -251,6 +256,30 @@ fn receives_are_flushed_also_when_the_host_itself_stopped_the_queue_pair() {
     let moves = world.host.state().modified.len();
     world.receive(2);
     assert_eq!(world.host.state().modified.len(), moves);
+}
+
+#[test]
+fn a_queue_pair_that_the_host_stopped_without_a_word_is_found() {
+    let at = |seconds| NOW + Duration::from_secs(seconds);
+    let mut world = World::connected(QpType::Rc);
+    world.host.state().flushes_when_moved = true;
+    world.host.state().qp_state = Some(QpState::Rts);
+    assert_eq!(told(&world.events_at(at(10))), [""; 0]);
+    world.host.state().qp_state = Some(QpState::Err);
+    assert_eq!(told(&world.events_at(at(20))), [""; 0], "a completion may be on its way");
+    // Posted when it was in error already, so nothing flushes it.
+    world.receive(2);
+    assert!(world.mirror.next_deadline() <= Some(at(22)));
+    assert_eq!(told(&world.events_at(at(30))), ["QpFatal(QpId(1))", "recv", "2 WrFlushErr"]);
+    assert_eq!(told(&world.events_at(at(40))), [""; 0]);
+    // Of one whose host has said so, or that has said so itself, nobody needs to ask.
+    let mut world = World::connected(QpType::Rc);
+    world.host.state().qp_state = Some(QpState::Err);
+    world.host.state().events.push_back(HostEvent::QpAccessErr(1));
+    assert_eq!(told(&world.events_at(NOW)), ["QpAccessErr(QpId(1))"]);
+    for seconds in [10, 20] {
+        assert_eq!(told(&world.events_at(at(seconds))), [""; 0]);
+    }
 }
 
 #[test]

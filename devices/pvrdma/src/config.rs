@@ -88,8 +88,8 @@ pub struct Parts {
     pub bells: Bells,
     /// The clock that [`crate::Pvrdma::service`] is called by.
     pub clock: Box<dyn Fn() -> Instant + Send + Sync>,
-    /// Whether the guest has the paired network interface up. While it has not, the port is down; the driver sees for
-    /// itself when that changes. Called with the device locked.
+    /// Whether the guest has the paired network interface up. While it has not, the port is down and packets are lost; the
+    /// driver sees for itself when that changes. Called with the device locked.
     pub interface_up: Box<dyn Fn() -> bool + Send + Sync>,
 }
 

@@ -90,6 +90,7 @@ impl Pvrdma {
             // It has no objects, but what is behind it on the host may ask to be let go of.
             return Next { more: core.provider.advance(now), poll: false, deadline: None };
         }
+        core.follow_port();
         core.enqueue_rung();
         core.poll_processes(now);
         core.check_arms();
@@ -138,6 +139,12 @@ impl Pvrdma {
     /// Whether a received frame is for this device and not for the paired network interface.
     pub fn claims(&self, frame: &[u8]) -> bool {
         self.core.lock().provider.claims(frame)
+    }
+
+    /// Looks whether the paired network interface is up. [`Pvrdma::service`] does that too; it is for who is about to hand over
+    /// frames, which are lost while the interface is down.
+    pub fn look_at_interface(&self) {
+        self.core.lock().follow_port();
     }
 
     /// Says whether the link is up. The guest is told of changes.

@@ -272,6 +272,25 @@ fn c12_port_is_down_while_the_interface_is() {
     assert_eq!(rig.driver.next_event(), None);
 }
 
+/// Packets come and go while the port is up, and at no other time.
+#[test]
+fn the_provider_follows_the_port() {
+    let rig = Rig::new();
+    let carries = || {
+        rig.guest().run();
+        rig.fake.with(|state| state.port_up)
+    };
+    assert!(carries());
+    for (link, interface) in [(true, false), (false, true), (false, false), (true, true)] {
+        rig.guest().device.set_link(link);
+        rig.guest().set_interface(interface);
+        assert_eq!(carries(), link && interface);
+    }
+    rig.guest().set_interface(false);
+    rig.guest().device.look_at_interface();
+    assert!(!rig.fake.with(|state| state.port_up));
+}
+
 #[test]
 fn events_the_driver_ignored_are_recalled_when_the_interface_comes_up() {
     let rig = Rig::new();

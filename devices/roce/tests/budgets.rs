@@ -38,6 +38,43 @@ fn transport_retries_are_as_many_as_asked_for_and_seven_is_seven() {
 }
 
 #[test]
+fn a_port_that_is_down_loses_what_comes_and_goes_and_retries_are_as_for_any_loss() {
+    for down in [0, 1] {
+        let mut world = World::connected(Connection { timeout: 14, ..Connection::default() });
+        world.nodes[down].provider.set_port(false);
+        let op = world.write_op(TARGET);
+        world.nodes[0].send(1, 1, op.clone(), HEAP, 3000);
+        world.run_for(Duration::from_millis(100));
+        assert!(world.nodes[0].completions().is_empty());
+        let lost = world.nodes[down].provider.counters();
+        assert!(lost.tx_failed + lost.dropped_port_down > 0, "{lost:?}");
+        world.nodes[down].provider.set_port(true);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+        world.nodes[down].provider.set_port(false);
+        world.nodes[0].send(1, 2, op, HEAP, 3000);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(2, WcStatus::RetryExcErr)]);
+    }
+}
+
+#[test]
+fn what_a_device_sends_itself_does_not_need_the_port() {
+    let mut world = World::new();
+    let [node, _] = &mut world.nodes;
+    let (ids, gid, mac) = ([QpId(1), QpId(2)], node.gids()[0], node.mac);
+    let qpns = ids.map(|id| node.create_rc(id));
+    for (id, peer) in [(ids[0], qpns[1]), (ids[1], qpns[0])] {
+        node.bring_up(world.now, id, peer, gid, mac, Connection::default());
+    }
+    node.provider.set_port(false);
+    let op = SendOp::Write { addr: va(TARGET), rkey: node.keys.rkey, imm: None };
+    node.send(1, 1, op, HEAP, 3000);
+    world.run();
+    assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+}
+
+#[test]
 fn loss_that_nothing_shows_is_repaired_long_before_a_long_timeout() {
     // Time-out 19 is 2.1 s, as connection managers choose it.
     for lose in [|pdu: &Pdu| matches!(pdu, Pdu::Ack(_)), |pdu: &Pdu| matches!(pdu, Pdu::Write { .. })] {

@@ -327,6 +327,12 @@ pub trait Provider: Send {
     /// Queues a receive work request on a shared queue. Refused with [`Error::Exhausted`] beyond `max_wr` waiting ones.
     fn post_srq_recv(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), Error>;
 
+    /// Says whether the port carries packets, as it does at first. While it does not, those that leave and those that
+    /// arrive are lost, but for the device's own to itself.
+    fn set_port(&mut self, up: bool) {
+        let _ = up;
+    }
+
     /// Whether a received Ethernet frame is for this provider rather than for the paired network interface: RoCE v2 to
     /// one of its addresses.
     fn claims(&self, frame: &[u8]) -> bool;

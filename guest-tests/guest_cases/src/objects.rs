@@ -7,16 +7,14 @@ use pvrdma_driver::Driver;
 use crate::node::{Node, cannot};
 use crate::{Machine, Outcome};
 
-/// `IB_PORT_DOWN`
-const DOWN: u32 = 1;
 /// `IB_PORT_ACTIVE`
 const ACTIVE: u32 = 4;
 
-/// The port says what a driver needs to know. It is down in a guest that never brings the paired interface up.
+/// The port says what a driver needs to know.
 pub fn port_is_described<M: Machine>(driver: &Driver<M>) -> Outcome {
     let port = driver.query_port().map_err(cannot("query the port"))?;
     let (state, mtu, max_mtu) = (port.state, port.active_mtu, port.max_mtu);
-    if state != ACTIVE && state != DOWN {
+    if state != ACTIVE {
         return Err(format!("The port is in state {state}"));
     }
     if !(1..=max_mtu).contains(&mtu) || port.gid_tbl_len == 0 || port.pkey_tbl_len == 0 {

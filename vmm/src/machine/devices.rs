@@ -24,7 +24,7 @@ const DISK_QUEUES: u16 = 1;
 /// Adds every device that `config` asks for.
 pub(super) fn add_all(slots: &mut SlotBuilder, config: &VmConfig, host: &HostSide) -> Result<()> {
     for port in &host.ports {
-        nic::add_slot(slots, port)?;
+        nic::add_slot(slots, port, config.is_bare())?;
     }
     for (index, image) in host.disks.iter().enumerate() {
         let backend: Arc<dyn BlockBackend> = image.clone();

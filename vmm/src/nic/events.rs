@@ -102,6 +102,7 @@ impl NicEvents {
         }
         if let Some(rdma) = &self.rdma {
             rdma.look_at_bells();
+            rdma.device.look_at_interface();
         }
         let taken = |frame: &&[u8]| self.rdma.as_ref().is_some_and(|rdma| rdma.device.receive(now, frame));
         // Not while the interface works at them: each function has locks of its own.

@@ -33,12 +33,13 @@ use crate::machine::{FunctionKit, SlotBuilder};
 /// rings; eight keep a handful of busy queues apart.
 const DOORBELL_GROUPS: usize = 8;
 
-/// Adds the slot that is plugged into `port`, and its thread.
+/// Adds the slot that is plugged into `port`, and its thread. A `bare` guest has no driver that brings the network interface
+/// up: its RDMA device does without.
 ///
 /// # Errors
 ///
 /// When the link cannot carry RDMA, or the host has no descriptors or threads left.
-pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
+pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort, bare: bool) -> Result<()> {
     let kit = slots.kit(Some(vmxnet3::MSIX));
     let nic_bell = bell(port)?;
     let nic = Arc::new(Vmxnet3::new(
@@ -54,7 +55,9 @@ pub fn add_slot(slots: &mut SlotBuilder, port: &NicPort) -> Result<()> {
     let mut rdma = None;
     if port.rdma {
         let kit = slots.kit(Some(pvrdma::MSIX));
-        let events = make_rdma(slots, port, &kit, nic.clone())?;
+        let interface = nic.clone();
+        let interface_up = Box::new(move || bare || interface.is_active());
+        let events = make_rdma(slots, port, &kit, interface_up)?;
         functions.push((events.device.clone(), kit));
         rdma = Some(events);
     }
@@ -78,7 +81,7 @@ fn make_rdma(
     slots: &SlotBuilder,
     port: &NicPort,
     kit: &FunctionKit,
-    nic: Arc<Vmxnet3>,
+    interface_up: Box<dyn Fn() -> bool + Send + Sync>,
 ) -> Result<RdmaEvents> {
     let work = bell(port)?;
     let groups = (0..DOORBELL_GROUPS).map(|_| bell(port)).collect::<Result<Vec<_>>>()?;
@@ -96,7 +99,7 @@ fn make_rdma(
         doorbells: kit.doorbells.clone(),
         bells,
         clock: Box::new(move || clock.now()),
-        interface_up: Box::new(move || nic.is_active()),
+        interface_up,
     };
     let config = pvrdma::Config { link_up: port.link.is_up(), ..pvrdma::Config::new(port.mac) };
     let device = Pvrdma::new(config, parts)

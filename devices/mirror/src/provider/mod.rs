@@ -348,6 +348,11 @@ impl<D: Device> Provider for MirrorProvider<D> {
         }
     }
 
+    fn set_port(&mut self, up: bool) {
+        // The port of the host device is the host's.
+        self.engine.set_port(up);
+    }
+
     fn claims(&self, frame: &[u8]) -> bool {
         self.engine.claims(frame)
     }

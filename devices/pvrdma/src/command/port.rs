@@ -28,7 +28,7 @@ impl Core {
     ) -> Result<QueryPortResponse, CommandError> {
         check_port(request.port_num)?;
         let limits = self.provider.limits();
-        let (state, phys_state) = if self.is_port_up() && (self.interface_up)() {
+        let (state, phys_state) = if self.carries_packets() {
             (port_state::ACTIVE, phys_state::LINK_UP)
         } else {
             (port_state::DOWN, phys_state::DISABLED)

@@ -41,6 +41,17 @@ impl Core {
         self.link_up && self.provider_up
     }
 
+    /// Whether packets come and go: the port is up and so is the paired network interface.
+    pub(crate) fn carries_packets(&self) -> bool {
+        self.is_port_up() && (self.interface_up)()
+    }
+
+    /// Tells the provider whether packets come and go.
+    pub(crate) fn follow_port(&mut self) {
+        let up = self.carries_packets();
+        self.provider.set_port(up);
+    }
+
     fn tell_of_port(&mut self, before: bool) {
         let up = self.is_port_up();
         if up != before {

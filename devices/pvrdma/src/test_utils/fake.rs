@@ -47,6 +47,8 @@ pub struct FakeState {
     pub fail_next: Option<Error>,
     /// Times it was reset.
     pub resets: u32,
+    /// What it was last told of the port.
+    pub port_up: bool,
     keys: u32,
 }
 
@@ -296,6 +298,10 @@ impl Provider for FakeProvider {
     fn post_srq_recv(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), Error> {
         self.state.lock().srqs.get_mut(&srq).ok_or(Error::NotFound)?.1.push_back(wr);
         Ok(())
+    }
+
+    fn set_port(&mut self, up: bool) {
+        self.state.lock().port_up = up;
     }
 
     fn claims(&self, _: &[u8]) -> bool {

@@ -106,9 +106,11 @@ counters! {
     dropped_no_receive,
     /// Datagrams dropped: longer than the receive.
     dropped_too_long,
+    /// Packets dropped: the port is down.
+    dropped_port_down,
     /// Frames the link did not take and that went out later.
     tx_deferred,
-    /// Frames lost because the link is gone.
+    /// Frames lost because the link is gone or the port is down.
     tx_failed,
     /// Plans that named memory which is not RAM; their queue pair failed.
     memory_faults,

@@ -52,14 +52,30 @@ impl RoceProvider {
         }
     }
 
+    /// The port came up or went down. While it is down there are no channels: a machine that is not on the network has
+    /// none either.
+    pub(super) fn follow_port(&mut self) {
+        if self.port_up {
+            self.engine.peers().into_iter().for_each(|peer| self.want(peer));
+        } else {
+            while let Some(peer) = self.lines.first().map(|line| line.peer) {
+                self.detach(peer);
+            }
+        }
+    }
+
     /// Takes over channels that have come about, and gives up those that work no more.
     pub(super) fn follow_channels(&mut self, now: Instant) {
         while let Some(frame) = self.exchange.as_mut().and_then(|exchange| exchange.transmit(now)) {
             // One that is lost is sent again.
-            let _ = self.link.send(&[IoSlice::new(&frame)]);
+            if self.port_up {
+                let _ = self.link.send(&[IoSlice::new(&frame)]);
+            }
         }
         while let Some((peer, channel)) = self.exchange.as_mut().and_then(|exchange| exchange.poll()) {
-            self.attach(peer, channel);
+            if self.port_up {
+                self.attach(peer, channel);
+            }
         }
         while let Some(peer) = self.lines.iter().find(|line| !line.channel.is_up()).map(|line| line.peer) {
             self.detach(peer);

@@ -68,6 +68,8 @@ pub struct RoceProvider {
     record: Box<[u8; MAX_RECORD]>,
     /// The time of the latest call that was told one.
     now: Instant,
+    /// Whether the port carries packets.
+    port_up: bool,
     /// The link had no room for the frames that are left in the outbox.
     stalled: Option<Stall>,
 }
@@ -111,6 +113,7 @@ impl RoceProvider {
             exchange: None,
             record: Box::new([0; MAX_RECORD]),
             now: Instant::ZERO,
+            port_up: true,
             stalled: None,
         })
     }
@@ -140,10 +143,11 @@ impl RoceProvider {
         if frames.is_empty() {
             return true;
         }
-        let taken = match self.link.send_batch(&frames) {
-            Ok(taken) => taken,
-            Err(_) => {
-                // The link is gone; time-outs will tell whoever waits.
+        let sent = if self.port_up { self.link.send_batch(&frames).ok() } else { None };
+        let taken = match sent {
+            Some(taken) => taken,
+            None => {
+                // The link is gone, or the port down; time-outs will tell whoever waits.
                 self.engine.counters_mut().tx_failed += frames.len() as u64;
                 frames.len()
             }
@@ -301,6 +305,12 @@ impl Provider for RoceProvider {
         self.engine.post_srq_recv(srq, wr)
     }
 
+    fn set_port(&mut self, up: bool) {
+        if std::mem::replace(&mut self.port_up, up) != up {
+            self.follow_port();
+        }
+    }
+
     fn claims(&self, frame: &[u8]) -> bool {
         wire::destination(frame).is_some_and(|gid| self.engine.owns(&gid))
             || self.exchange.as_ref().is_some_and(|exchange| exchange.claims(frame))
@@ -308,6 +318,10 @@ impl Provider for RoceProvider {
 
     fn receive(&mut self, now: Instant, frame: &[u8]) {
         self.now = now;
+        if !self.port_up {
+            self.engine.counters_mut().dropped_port_down += 1;
+            return;
+        }
         match &mut self.exchange {
             Some(exchange) if exchange.claims(frame) => exchange.receive(now, frame),
             _ => self.take_frame(now, frame),

@@ -130,6 +130,13 @@ impl Channel for TestChannel {
     }
 }
 
+/// Who gives an end up takes it away from the other.
+impl Drop for TestChannel {
+    fn drop(&mut self) {
+        self.out.lock().unwrap().up = false;
+    }
+}
+
 /// The channel of a world.
 #[derive(Default)]
 pub struct Wires {

@@ -145,6 +145,26 @@ fn peer_that_is_gone_fails_a_connection_as_on_the_wire() {
     assert_eq!(world.nodes[0].state(1), QpState::Err);
 }
 
+#[test]
+fn a_port_that_goes_down_takes_its_channels_along() {
+    for down in [0, 1] {
+        let mut world = World::new();
+        world.connect(1, Connection { timeout: 14, ..Connection::default() });
+        world.run();
+        let losses = world.nodes[down].provider.counters().direct_losses;
+        world.nodes[down].provider.set_port(false);
+        assert_eq!(world.nodes[down].provider.counters().direct_losses, losses + 1);
+        world.carrier = Carrier::Wire;
+        let op = world.write_op(TARGET);
+        world.nodes[0].send(1, 1, op, HEAP, 3000);
+        world.run_for(Duration::from_millis(100));
+        assert!(world.nodes[0].completions().is_empty());
+        world.nodes[down].provider.set_port(true);
+        world.run();
+        assert_eq!(statuses(&world.nodes[0].completions()), [(1, OK)]);
+    }
+}
+
 fn any_op() -> impl Strategy<Value = Op> {
     let size = prop_oneof![0u32..4, 200u32..300, 0u32..200_000];
     (prop::sample::select(&Kind::ALL[..]), size, any::<bool>(), any::<bool>())

@@ -14,8 +14,9 @@ use super::host::names_in;
 const PAGE: u64 = 4096;
 /// Mappings the rest of the process may have.
 const OTHER_MAPPINGS: u64 = 1024;
-/// Number of `CAP_NET_ADMIN`.
+/// Numbers of `CAP_NET_ADMIN` and `CAP_IPC_LOCK`.
 const NET_ADMIN: u32 = 12;
+const IPC_LOCK: u32 = 14;
 
 /// What the judgement needs to know.
 struct Facts {
@@ -51,7 +52,6 @@ struct Limits {
 
 /// Checks whether a guest with `ram` bytes could be mirrored onto the device of that name.
 pub fn check_device(name: &str, ram: u64) -> Vec<Finding> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let file = device_file(Path::new("/sys/class/infiniband_verbs"), name);
     judge(&Facts {
         name: name.to_owned(),
@@ -63,7 +63,7 @@ pub fn check_device(name: &str, ram: u64) -> Vec<Finding> {
             (path, opened)
         }),
         library: library(name),
-        may_add_addresses: may_add_addresses(&status),
+        may_add_addresses: may(&own_status(), NET_ADMIN),
         limits: Limits::of_this_process(ram),
     })
 }
@@ -79,7 +79,8 @@ impl Limits {
         let mappings = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         Self {
             ram,
-            locked: getrlimit(Resource::Memlock).current,
+            // Who may lock without limit may register without limit.
+            locked: getrlimit(Resource::Memlock).current.filter(|_| !may(&own_status(), IPC_LOCK)),
             mappings: mappings.and_then(|text| text.trim().parse().ok()),
         }
     }
@@ -125,11 +126,15 @@ fn library(_: &str) -> Option<Result<(), String>> {
     None
 }
 
-/// Whether the process with that `/proc/…/status` has `CAP_NET_ADMIN`.
-fn may_add_addresses(status: &str) -> bool {
+fn own_status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
+/// Whether the process with that `/proc/…/status` has a capability.
+fn may(status: &str, capability: u32) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    bits.is_some_and(|bits| bits & 1 << NET_ADMIN != 0)
+    bits.is_some_and(|bits| bits & 1 << capability != 0)
 }
 
 fn judge(facts: &Facts) -> Vec<Finding> {
@@ -373,9 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn the_right_to_add_addresses_is_one_of_the_effective_capabilities() {
-        assert!(may_add_addresses("Name:\tx\nCapEff:\t000001ffffffffff\n"));
-        assert!(!may_add_addresses("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"));
-        assert!(!may_add_addresses(""));
+    fn effective_capabilities_are_read_and_no_others() {
+        assert!(may("Name:\tx\nCapEff:\t0000000000004000\n", IPC_LOCK));
+        assert!(!may("CapEff:\t0000000000004000\n", NET_ADMIN));
+        assert!(!may("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", NET_ADMIN));
+        assert!(!may("", IPC_LOCK));
     }
 }

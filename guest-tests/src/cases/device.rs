@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use guest_protocol::message::Streams;
 
 use crate::guests::{Guest, Task};
 use crate::rdma::device_info;
@@ -11,6 +12,8 @@ use crate::suite::{Case, Stand};
 
 /// Times the driver is unloaded and loaded.
 const CYCLES: u32 = 20;
+/// How long the events of a port may take altogether.
+const EVENTS: Duration = Duration::from_secs(60);
 /// Memory of the VMM's own that may come and go between two looks, in KiB.
 const NOISE_KIB: u64 = 1024;
 
@@ -72,7 +75,7 @@ fn tools(stand: &mut Stand<'_>) -> Result<()> {
     let name = stand.device(guest)?.name;
     let listings = [
         ("ibv_devices".to_owned(), name.clone()),
-        (format!("ibv_devinfo -v -d {name}"), format!("GID[")),
+        (format!("ibv_devinfo -v -d {name}"), "GID[".to_owned()),
         (format!("rdma link show {name}/1"), "state ACTIVE physical_state LINK_UP netdev eth0".to_owned()),
         (format!("rdma dev show {name}"), "node_guid".to_owned()),
         (format!("rdma resource show {name}"), "pd".to_owned()),
@@ -87,7 +90,10 @@ fn tools(stand: &mut Stand<'_>) -> Result<()> {
 fn port_events(stand: &mut Stand<'_>) -> Result<()> {
     let guest = stand.b();
     let device = stand.device(guest)?;
-    let mut watch = guest.start(format!("ibv_asyncwatch -d {}", device.name));
+    // It keeps what it prints to itself unless a person may be looking.
+    let terminal = Streams::Terminal { rows: 24, columns: 80 };
+    let line = format!("ibv_asyncwatch -d {}", device.name);
+    let mut watch = guest.start(Task::shell(line).streams(terminal).timeout(EVENTS));
     // It says so once it has the device open.
     let mut says = |text: &str| match watch.wait_for(text)? {
         None => Ok(()),
@@ -98,7 +104,6 @@ fn port_events(stand: &mut Stand<'_>) -> Result<()> {
         guest.must(format!("ip link set eth0 {way}"))?;
         says(event)?;
     }
-    says("IBV_EVENT_GID_CHANGE")?;
     watch.kill()?;
     stand.device(guest).context("The GIDs did not come back")?;
     Ok(())

@@ -1,8 +1,7 @@
 //! Stock verbs programs between two guests.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::guests::Task;
 use crate::rdma::{Listening, Program, Style};
 use crate::suite::{Case, Stand};
 
@@ -53,9 +52,8 @@ const FILE: u32 = 3_000_001;
 pub fn cases() -> Vec<Case> {
     let more = [
         Case::new("programs/rcopy-copies-a-file", rcopy),
-        Case::new("programs/iperf3-over-rsockets", iperf),
         Case::new("programs/cmtime", cmtime),
-        Case::new("programs/perftest-reports-in-json", report),
+        Case::new("programs/perftest-writes-its-report-to-a-file", report),
         Case::new("programs/rping-serves-four-clients-side-by-side", rping_clients),
     ];
     PROGRAMS.iter().chain(SOCKETS).map(case).chain(more).collect()
@@ -84,21 +82,6 @@ fn rcopy(stand: &mut Stand<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A program of sockets, which does not know that they are made of RDMA.
-fn iperf(stand: &mut Stand<'_>) -> Result<()> {
-    const PRELOAD: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
-    let (a, b) = (stand.a(), stand.b());
-    let server = a.start(format!("{PRELOAD} iperf3 -s"));
-    a.must(Listening::Cm.wait())?;
-    let line = format!("{PRELOAD} iperf3 -c {} -n 4M --json", a.ip(0));
-    let moved = b.must(Task::shell(line));
-    server.kill()?;
-    let report: serde_json::Value = serde_json::from_str(&moved?).context("iperf3 printed no JSON")?;
-    let received = report["end"]["sum_received"]["bytes"].as_u64();
-    ensure!(received.is_some_and(|bytes| bytes >= 4 << 20), "It reports\n{report}");
-    Ok(())
-}
-
 /// It serves one client after the other, for ever.
 fn cmtime(stand: &mut Stand<'_>) -> Result<()> {
     let (a, b) = (stand.a(), stand.b());
@@ -111,16 +94,14 @@ fn cmtime(stand: &mut Stand<'_>) -> Result<()> {
     Ok(())
 }
 
+/// It calls the report JSON, which this version's is not quite.
 fn report(stand: &mut Stand<'_>) -> Result<()> {
     let (a, b) = (stand.a(), stand.b());
     let line = "ib_write_bw -n 50 --out_json --out_json_file=/tmp/report";
     Program::new(Style::Perftest, line).pair(&stand.end(a, 0)?, &stand.end(b, 0)?).must(a, b)?;
     let text = b.must("cat /tmp/report; rm /tmp/report")?;
     a.must("rm -f /tmp/report")?;
-    let report: serde_json::Value =
-        serde_json::from_str(&text).with_context(|| format!("This is no JSON:\n{text}"))?;
-    let iterations = report["results"]["n_iterations"].as_u64();
-    ensure!(iterations == Some(50), "It reports\n{report}");
+    ensure!(text.contains("n_iterations: 50,"), "It reports\n{text}");
     Ok(())
 }
 

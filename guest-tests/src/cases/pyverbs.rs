@@ -2,8 +2,7 @@
 //!
 //! `pyverbs.golden` has a line for every test. A test that comes out in another way than its line says is a finding,
 //! for better or worse, and so is one that is new or gone. To record them anew, replace the file by what the failing
-//! case prints, and read the difference. `pyverbs.host.golden` has the lines that read otherwise when programs are mirrored
-//! onto a device of the host.
+//! case prints, and read the difference.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,8 +17,6 @@ const BY_CHANCE: &str = "test_qp.QPTest.";
 
 /// Results as they are to be.
 const GOLDEN: &str = include_str!("pyverbs.golden");
-/// Those that are others on a device of the host.
-const ON_HOST: &str = include_str!("pyverbs.host.golden");
 /// How long all tests may take.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Times that tests which came out differently are run once more.
@@ -35,10 +32,7 @@ pub fn cases() -> Vec<Case> {
 fn all_tests(stand: &mut Stand<'_>) -> Result<()> {
     let guest = stand.a();
     guest.must(UNPACK)?;
-    let mut wanted = golden(GOLDEN);
-    if stand.guests.are_mirrored() {
-        wanted.extend(golden(ON_HOST));
-    }
+    let wanted = golden(GOLDEN);
     let (mut found, mut printed) = run(stand, "")?;
     // They wait five seconds for a completion, which a guest on an emulated processor may miss when the host is busy.
     for _ in 0..REPEATS {

@@ -74,7 +74,7 @@ fn doctor(stand: &mut Stand<'_>) -> Result<()> {
         anyhow::Ok((String::from_utf8(output.stdout)?, output.status.success()))
     };
     let (name, interface) = (&host.name, &host.interface);
-    let (text, in_order) = ask(name, "512M")?;
+    let (text, in_order) = ask(name, "128M")?;
     for finding in [
         format!("ok    RDMA device {name}: speaks RoCE v2 over {interface}, its port is active"),
         format!("ok    Device file of {name}: /dev/infiniband/uverbs"),

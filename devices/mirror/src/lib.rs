@@ -11,7 +11,7 @@
 //! | [`device`] | the seam to the host device, so that the rest is tested without one |
 //! | [`provider`] | [`MirrorProvider`]: routing by owner, twins, positions of work requests, completions, events |
 //! | [`gids`] | which guest addresses the host device gets, and for how long |
-//! | `host` (feature `host`) | libibverbs, registration of guest memory, addresses by rtnetlink; the only `unsafe` code |
+//! | `host` (feature `host`) | libibverbs, registration of guest memory, addresses by rtnetlink, the device under tunnels; the only `unsafe` code |
 //!
 //! # What it does not do
 //!

@@ -30,7 +30,7 @@ pub(super) struct Command {
     #[arg(long, value_name = "IMAGE")]
     disk: Vec<PathBuf>,
 
-    /// RDMA device of this host to check for provider=host
+    /// RDMA device of this host to check for provider=host and tunnel=
     #[arg(long, value_name = "NAME")]
     device: Vec<String>,
 

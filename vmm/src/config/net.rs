@@ -64,6 +64,12 @@ pub struct NetConfig {
     /// Whether the thread polls.
     #[serde(default)]
     pub polling: PollingMode,
+    /// The host device by which RDMA with machines of other hosts goes that have the same key. Then this guest's memory can
+    /// be read by their monitors.
+    pub tunnel: Option<String>,
+    /// File with the key.
+    #[serde(rename = "tunnel-key")]
+    pub tunnel_key: Option<PathBuf>,
     /// pcapng file that receives every frame of the port.
     pub capture: Option<PathBuf>,
     /// The only IP address the guest may send from, beside the link-local one of its MAC; any by default.
@@ -90,6 +96,8 @@ impl NetConfig {
             device: None,
             direct: true,
             polling: PollingMode::Auto,
+            tunnel: None,
+            tunnel_key: None,
             capture: None,
             ip: None,
             impair: None,
@@ -123,11 +131,39 @@ impl NetConfig {
         }
     }
 
+    /// The host device that tunnels to other machines go by, and the file with their key.
+    ///
+    /// # Errors
+    ///
+    /// Options that do not go together; the text says what to give.
+    pub fn tunnelled(&self) -> Result<Option<(&str, &Path)>, String> {
+        match (&self.tunnel, &self.tunnel_key) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err("tunnel-key= goes with tunnel=DEVICE".to_owned()),
+            (Some(_), _) if !self.rdma => Err("tunnel= goes with rdma=on".to_owned()),
+            (Some(_), _) if self.provider == ProviderKind::Host => {
+                Err("tunnel= goes with provider=engine: with provider=host the device itself is the guest's"
+                    .to_owned())
+            }
+            (Some(_), _) if !cfg!(feature = "mirror") => Err("tunnel=: this verbena was built without \
+                 it, build it with `cargo build --release --package vmm --features mirror`"
+                .to_owned()),
+            (Some(_), None) => {
+                Err("tunnel= needs tunnel-key=FILE: machines with the same key may read each \
+                 other's memory (`head -c 32 /dev/urandom > FILE` makes one)"
+                    .to_owned())
+            }
+            (Some(device), Some(key)) => Ok(Some((device, key))),
+        }
+    }
+
     /// The switch with whose other machines this one shares its memory.
     pub fn shares_memory_at(&self) -> Option<&Path> {
         let frames_matter = self.capture.is_some() || self.impair.is_some();
         match &self.link {
-            Backend::Switch(path) if self.rdma && self.direct && !frames_matter => Some(path),
+            Backend::Switch(path) if self.rdma && self.direct && self.tunnel.is_none() && !frames_matter => {
+                Some(path)
+            }
             _ => None,
         }
     }
@@ -154,6 +190,26 @@ mod tests {
             assert_eq!(shares(off), None, "{off}");
         }
         assert_eq!(shares("switch:/s,impair=loss:1%"), None);
+    }
+
+    #[test]
+    fn a_tunnel_needs_a_device_and_a_key_and_takes_the_place_of_shared_memory() {
+        let config = |text: &str| parse::<NetConfig>(text).unwrap();
+        let tunnelled = |text: &str| config(text).tunnelled().map(|found| found.is_some());
+        assert_eq!(tunnelled("link=none"), Ok(false));
+        for text in ["tunnel=rxe0", "tunnel-key=/k", "tunnel=rxe0,tunnel-key=/k,rdma=off"] {
+            assert!(tunnelled(&format!("link=none,{text}")).is_err(), "{text}");
+        }
+        assert!(
+            tunnelled("link=none,tunnel=rxe0,tunnel-key=/k,provider=host,device=rxe0,ip=10.0.0.1").is_err()
+        );
+        let whole = "switch:/s,tunnel=rxe0,tunnel-key=/k";
+        assert_eq!(config(whole).shares_memory_at(), None);
+        if cfg!(feature = "mirror") {
+            assert_eq!(tunnelled(whole), Ok(true));
+        } else {
+            assert!(tunnelled(whole).unwrap_err().contains("--features mirror"));
+        }
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub struct RunOptions {
     pub fabric_disk: Vec<FabricDiskConfig>,
 
     /// NIC: link=LINK,mac=MAC,mtu=N,rdma=on|off,direct=on|off,polling=auto|on|off,id=NAME,capture=FILE,ip=ADDR,
-    /// impair=HOW,provider=engine|host,device=NAME; repeat for more NICs
+    /// impair=HOW,provider=engine|host,device=NAME,tunnel=DEVICE,tunnel-key=FILE; repeat for more NICs
     ///
     /// Each NIC is a vmxnet3 at function 0 of its own PCI slot, with a pvrdma RDMA device at function 1 unless rdma=off.
     /// LINK is `switch:PATH` (a `verbena switch`), `udp:ADDR:PORT/ADDR:PORT` (local/peer), `tap:NAME`, `loopback` (up,
@@ -72,6 +72,11 @@ pub struct RunOptions {
     /// provider=host mirrors what the guest's programs create onto the RDMA device NAME of this host, which moves their
     /// data (docs/providers.md). The device's interface gets the guest's address, named by ip=, as long as the guest has
     /// it; that takes CAP_NET_ADMIN, unless the interface has the address for good.
+    ///
+    /// tunnel=DEVICE lets the RDMA device of this host carry RDMA with machines of other hosts (docs/carriers.md): it fetches
+    /// what they send straight out of their memory, if their monitors have such a device too, a port on the same network and
+    /// the same key, the contents of FILE, of 16 bytes or more. Who has the key may read this guest's memory. All of that
+    /// memory gets locked.
     ///
     /// impair= makes the network bad in both directions. HOW is any of `loss:1%`, `duplicate:1%`, `reorder:1%`,
     /// `corrupt:0.1%`, `mark:1%` (as a congested router marks, ECN), `delay:10ms`, `jitter:2ms` and `seed:42`, with slashes

@@ -139,6 +139,9 @@ impl RunOptions {
             if net.mirrored().map_err(Error::Usage)?.is_some() && memory.hugepages {
                 return usage("provider=host cannot map pieces of huge pages: leave out hugepages=on");
             }
+            if net.tunnelled().map_err(Error::Usage)?.is_some() && memory.hugepages {
+                return usage("tunnel= cannot register huge pages: leave out hugepages=on");
+            }
         }
         Ok(VmConfig {
             boot,

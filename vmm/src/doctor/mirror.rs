@@ -1,4 +1,4 @@
-//! What `provider=host` needs of an RDMA device, of its network interface and of this process.
+//! What `provider=host` and `tunnel=` need of an RDMA device, of its network interface and of this process.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -72,6 +72,11 @@ pub fn check_device(name: &str, ram: u64) -> Vec<Finding> {
 pub fn check_limits(ram: u64) -> Vec<Finding> {
     let limits = Limits::of_this_process(ram);
     vec![locked(&limits), mappings(&limits)]
+}
+
+/// Whether this process may lock `ram` bytes, all memory of a guest.
+pub fn check_locked(ram: u64) -> Finding {
+    locked(&Limits::of_this_process(ram))
 }
 
 impl Limits {
@@ -198,7 +203,7 @@ fn library_finding(facts: &Facts) -> Finding {
         ),
         None => Finding::problem(
             SUBJECT,
-            "this verbena is built without: provider=host is refused",
+            "this verbena is built without: provider=host and tunnel= are refused",
             "`cargo build --release --package vmm --features mirror` builds it in.",
         ),
     }

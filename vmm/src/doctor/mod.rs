@@ -16,7 +16,7 @@ pub use disk::check_disk;
 pub use guest::check_root;
 pub use host::check_host;
 pub use machine::check_machine;
-pub use mirror::{check_device, check_limits};
+pub use mirror::{check_device, check_limits, check_locked};
 pub use modules::check_modules;
 
 /// How much a finding matters.

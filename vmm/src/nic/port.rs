@@ -34,6 +34,8 @@ pub struct NicPort {
     pub(super) mirrored: Option<(String, IpAddr)>,
     /// How it gets channels to other machines, if it may.
     pub(super) direct: Option<Direct>,
+    /// How it gets channels to machines of other hosts, if it may.
+    pub(super) tunnel: Option<Tunnel>,
 }
 
 impl NicPort {
@@ -57,6 +59,16 @@ impl NicPort {
 pub(super) struct Direct {
     /// Socket of the switch.
     pub(super) switch: PathBuf,
+    /// Addresses that the guest may send from; `None`: any.
+    pub(super) addresses: Option<Vec<IpAddr>>,
+}
+
+/// What channels to machines of other hosts are made of.
+pub(super) struct Tunnel {
+    /// The host device.
+    pub(super) device: String,
+    /// File with the key.
+    pub(super) key: PathBuf,
     /// Addresses that the guest may send from; `None`: any.
     pub(super) addresses: Option<Vec<IpAddr>>,
 }
@@ -86,13 +98,19 @@ fn open(index: usize, net: &NetConfig) -> Result<NicPort> {
         .transpose()
         .map_err(|e| failed(&e))?;
     let addresses = policy.addresses().map(<[IpAddr]>::to_vec);
+    let tunnelled = net.tunnelled().map_err(Error::Usage)?;
+    let tunnel = tunnelled.map(|(device, key)| Tunnel {
+        device: device.to_owned(),
+        key: key.to_owned(),
+        addresses: addresses.clone(),
+    });
     let direct = net.shares_memory_at().map(|path| Direct { switch: path.into(), addresses });
     let options = Options { policy: Some(policy), impairment: net.impair, capture };
     let spec = PortSpec::from(net.link.clone()).with_mtu(net.mtu).with_name(&name);
     let link = open_with(&spec, options).map_err(|e| failed(&e))?.link;
     let nic_link = if net.rdma { Arc::new(RdmaFilter::new(link.clone())) } else { link.clone() };
     let (backend, rdma) = (net.link.to_string(), net.rdma);
-    Ok(NicPort { mac, link, nic_link, backend, rdma, polling: net.polling, mirrored, direct, name })
+    Ok(NicPort { mac, link, nic_link, backend, rdma, polling: net.polling, mirrored, direct, tunnel, name })
 }
 
 /// A locally administered address that no two running machines of one host share.

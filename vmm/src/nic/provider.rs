@@ -6,9 +6,9 @@ use host_io::direct::{Driver, DriverOptions};
 use roce::{RoceConfig, RoceProvider};
 use verbs::Provider;
 
-use super::port::NicPort;
+use super::port::{NicPort, Tunnel};
 #[cfg(feature = "mirror")]
-use crate::doctor::{Finding, Level, check_limits};
+use crate::doctor::{Finding, Level, check_limits, check_locked};
 use crate::error::{Error, Result};
 use crate::machine::SlotBuilder;
 
@@ -25,9 +25,10 @@ pub(super) struct Made {
 pub(super) fn make(slots: &SlotBuilder, port: &NicPort) -> Result<Made> {
     let engine = RoceProvider::new(RoceConfig::new(port.mac), slots.ram(), port.link.clone())
         .map_err(|e| Error::Usage(format!("Network port {} cannot carry RDMA: {e}", port.name)))?;
-    match &port.mirrored {
-        None => direct(slots, port, engine),
-        Some((device, address)) => mirror(slots, port, engine, device, *address),
+    match (&port.mirrored, &port.tunnel) {
+        (Some((device, address)), _) => mirror(slots, port, engine, device, *address),
+        (None, Some(how)) => tunnel(slots, port, engine, how),
+        (None, None) => direct(slots, port, engine),
     }
 }
 
@@ -61,10 +62,7 @@ fn mirror(
 
     let ram = slots.ram_regions();
     raise_lock_limit();
-    let limits = check_limits(ram.iter().map(|region| region.len()).sum());
-    for Finding { subject, state, remedy, .. } in limits.iter().filter(|limit| limit.level != Level::Good) {
-        tracing::warn!("{subject}: {state}. {remedy}");
-    }
+    warn_of(&check_limits(ram.iter().map(|region| region.len()).sum()));
     let host = HostDevice::open(device, ram)
         .map_err(|e| Error::Resource(format!("Network port {}: {e}", port.name)))?;
     let failed = |e| Error::io(format!("listen to the RDMA device {device}"), e);
@@ -73,6 +71,53 @@ fn mirror(
     let policy = GidPolicy::new(&[address], port.mac);
     let provider = MirrorProvider::new(Box::new(engine), host, policy, Box::new(addresses));
     Ok(Made { provider: Box::new(provider), wakeup: Some(wakeup), channels: None })
+}
+
+/// The engine, with tunnels to machines of other hosts.
+#[cfg(feature = "mirror")]
+fn tunnel(slots: &SlotBuilder, port: &NicPort, engine: RoceProvider, how: &Tunnel) -> Result<Made> {
+    use ::tunnel::call::Options;
+    use ::tunnel::{Calls, Key};
+    use mirror::host::TunnelHost;
+    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+    let secret = std::fs::read(&how.key).map_err(|e| Error::io(format!("read {}", how.key.display()), e))?;
+    let key = Key::new(&secret).ok_or_else(|| {
+        Error::Usage(format!("{} is shorter than {} bytes: no key", how.key.display(), Key::MIN))
+    })?;
+    let ram = slots.ram_regions();
+    raise_lock_limit();
+    warn_of(&[check_locked(ram.iter().map(|region| region.len()).sum())]);
+    let host = TunnelHost::open(&how.device, ram)
+        .map_err(|e| Error::Resource(format!("Network port {}: {e}", port.name)))?;
+    let wakeup =
+        host.wakeup().map_err(|e| Error::io(format!("listen to the RDMA device {}", how.device), e))?;
+    let nonce = Box::new(|| {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map(|()| bytes).map_err(|e| std::io::Error::other(e.to_string()))
+    });
+    let addresses = how.addresses.clone();
+    let calls = Calls::new(host, Options { mac: port.mac, addresses, key, nonce });
+    let engine = engine.with_exchange(Box::new(calls));
+    Ok(Made { provider: Box::new(engine), wakeup: Some(wakeup), channels: None })
+}
+
+/// Never called: the configuration was refused before.
+#[cfg(not(feature = "mirror"))]
+fn tunnel(_: &SlotBuilder, port: &NicPort, _: RoceProvider, how: &Tunnel) -> Result<Made> {
+    let Tunnel { device, key, addresses } = how;
+    Err(Error::Usage(format!(
+        "Network port {}: this verbena has no tunnels by {device} with the key {} for {addresses:?}",
+        port.name,
+        key.display()
+    )))
+}
+
+#[cfg(feature = "mirror")]
+fn warn_of(limits: &[Finding]) {
+    for Finding { subject, state, remedy, .. } in limits.iter().filter(|limit| limit.level != Level::Good) {
+        tracing::warn!("{subject}: {state}. {remedy}");
+    }
 }
 
 /// Lets this process lock as much memory as it may.

@@ -3,6 +3,7 @@
 mod ffi;
 mod netlink;
 mod removal;
+mod tunnel;
 
 use std::fs::File;
 use std::io;
@@ -22,6 +23,7 @@ use self::ffi::{
 };
 pub use self::netlink::InterfaceAddresses;
 use self::removal::Removal;
+pub use self::tunnel::TunnelHost;
 use crate::device::{Device, HostCompletion, HostEvent, HostSend, QpParts};
 
 /// How often, and how long apart, the kernel is asked for an address that was just added.
@@ -48,6 +50,11 @@ pub enum OpenError {
     /// Guest memory that is not in a file, or in huge pages.
     #[error("Guest memory cannot be registered with a host device: leave out hugepages=on")]
     Memory,
+    /// The host does not let it be registered.
+    #[error(
+        "Failed to register guest memory with the host device: {0}. All of it gets locked: allow that (`ulimit -l`, LimitMEMLOCK=)"
+    )]
+    Register(io::Error),
 }
 
 fn remedy(error: &io::Error) -> &'static str {

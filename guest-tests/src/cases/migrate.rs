@@ -14,6 +14,8 @@ const PROGRAMS: &[(&str, Style, &str)] = &[
     ("atomic-bw", Style::Perftest, "ib_atomic_bw -D 40"),
     ("rping", Style::Rping, "rping -C 3000 -V"),
 ];
+/// Those of them that run over tunnels too.
+const TUNNELLED: [&str; 2] = ["write-bw", "read-bw"];
 /// Messages of the verifier each way.
 const MESSAGES: u32 = 14_000;
 /// Moves that a program has to live through: both guests, by handing over memory and by copying it, and one more.
@@ -41,6 +43,18 @@ pub fn cases() -> Vec<Case> {
         )
     });
     [idle, verified].into_iter().chain(PROGRAMS.iter().map(program)).collect()
+}
+
+/// The same by tunnels: each move ends them and makes new ones.
+pub fn tunnel_cases() -> Vec<Case> {
+    let program = |&(name, style, line): &(&str, Style, &'static str)| {
+        let program = Program::new(style, line);
+        Case::new(format!("tunnel/{name}-goes-on-while-guests-move"), move |stand| {
+            let pair = program.pair(&stand.end(stand.a(), 0)?, &stand.end(stand.b(), 0)?);
+            goes_on(stand, pair)
+        })
+    };
+    PROGRAMS.iter().filter(|(name, ..)| TUNNELLED.contains(name)).map(program).collect()
 }
 
 /// One of the two guests, and whether its memory is copied.

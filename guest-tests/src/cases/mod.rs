@@ -68,6 +68,10 @@ pub fn stages() -> Vec<Stage> {
             debian_programs,
             vec![mirror::on_host(acceptance::debian_cases())],
         ),
+        Stage {
+            why_not: mirror::why_not,
+            ..stage("tunnel", tunnelled_guests, vec![direct::tunnel_cases(), migrate::tunnel_cases()])
+        },
         stage("peer is rdma_rxe", |setup, _| rxe::guests(setup, rxe::EVERYTHING), vec![rxe::cases()]),
         stage(
             "a router between",
@@ -147,6 +151,13 @@ fn two_guests(setup: &Setup, _: &Path) -> Result<Options> {
 /// Two guests whose frames nobody captures: they may do without.
 fn sharing_guests(setup: &Setup, _: &Path) -> Result<Options> {
     setup.options()
+}
+
+/// Two guests whose monitors have tunnels to each other by one device of the host.
+fn tunnelled_guests(setup: &Setup, _: &Path) -> Result<Options> {
+    let mut options = setup.options()?;
+    options.tunnelled = Some(mirror::host_device()?);
+    Ok(options)
 }
 
 /// Programs that need more of Debian than the small guest has; without systemd, which nothing here wants.

@@ -17,10 +17,12 @@ use super::error::GuestError;
 use super::guest::Guest;
 use super::overlay::Overlay;
 use super::process::Process;
-use super::vm::{Files, KERNEL_DISK, command, switch};
+use super::vm::{Files, KERNEL_DISK, command, switch, tunnel_key};
 
 /// How long a VMM may take to open its sockets.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
+/// What the monitors of a set know and nobody else.
+const TUNNEL_SECRET: [u8; 32] = [0x5a; 32];
 
 /// Words of every guest's kernel command line. A verbose console costs an emulated guest tens of seconds, and so does
 /// the search for an AGP bridge that `pci=noearly` leaves out.
@@ -95,6 +97,8 @@ pub struct Options {
     pub nics: Vec<NicOptions>,
     /// RDMA device of the host that the objects of the first NIC's RDMA device are mirrored onto; none uses the engine.
     pub mirrored: Option<String>,
+    /// RDMA device of the host that tunnels between the guests go by, on the first NIC.
+    pub tunnelled: Option<String>,
     /// MTU of every port; the link's own when absent.
     pub mtu: Option<u16>,
     /// Raw disks, in the order the guests see them.
@@ -130,6 +134,7 @@ impl Default for Options {
             huge_pages: false,
             nics: vec![NicOptions::default()],
             mirrored: None,
+            tunnelled: None,
             mtu: None,
             disks: Vec::new(),
             own_images: false,
@@ -196,6 +201,10 @@ impl Guests {
         }
         for (nic, _) in (0..).zip(&options.nics) {
             self.switches.push(start_switch(options, &self.switch(nic))?);
+        }
+        if options.tunnelled.is_some() {
+            let key = tunnel_key(&directory);
+            fs::write(&key, TUNNEL_SECRET).map_err(|source| GuestError::File { path: key, source })?;
         }
         for guest in Address::first(options.count) {
             let files = Files { directory: &directory, initramfs: &initramfs, guest, moves: 0 };

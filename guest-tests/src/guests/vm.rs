@@ -63,6 +63,11 @@ pub fn switch(directory: &Path, nic: Nic) -> PathBuf {
     directory.join(format!("switch{nic}"))
 }
 
+/// File with the key of all tunnels of a set.
+pub fn tunnel_key(directory: &Path) -> PathBuf {
+    directory.join("tunnel.key")
+}
+
 /// `verbena run …` for one guest, or `verbena receive …` for one that moves.
 pub fn command(options: &Options, files: &Files<'_>) -> Command {
     let mut command = Command::new(&options.verbena);
@@ -117,6 +122,9 @@ fn net(options: &Options, files: &Files<'_>, nic: Nic, what: &NicOptions) -> Str
         text += ",rdma=off";
     } else if let (0, Some(device)) = (nic, &options.mirrored) {
         text += &format!(",provider=host,device={device},ip={}", files.guest.ipv4(nic));
+    } else if let (0, Some(device)) = (nic, &options.tunnelled) {
+        let key = tunnel_key(files.directory);
+        text += &format!(",tunnel={device},tunnel-key={},ip={}", key.display(), files.guest.ipv4(nic));
     }
     if let Some(impair) = &what.impair {
         text += &format!(",impair={impair}");

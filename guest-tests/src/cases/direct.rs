@@ -71,7 +71,6 @@ fn goes_by_the_host(stand: &mut Stand<'_>, plan: Plan) -> Result<()> {
     let sent = host.counter("sent_pkts")? - before;
     // Each of the two devices sends what the other one checks.
     ensure!(sent >= 2 * payload / PATH_MTU, "The device counts {sent} packets for twice {payload} bytes");
-    println!("  the host's device sent {sent} packets for twice {payload} bytes, the ports none");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod device;
 mod direct;
 mod disk;
 mod fabric;
+mod host_port;
 mod inspect;
 mod interrupts;
 mod lifecycle;
@@ -44,6 +45,7 @@ pub fn stages() -> Vec<Stage> {
         network::cases(),
         acceptance::cases(),
         capture::cases(),
+        host_port::cases(),
         acceptance::lifecycle_cases(),
         boot::last_cases(),
     ];

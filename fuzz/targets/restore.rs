@@ -28,9 +28,9 @@ type Raw = (String, u16, Vec<u8>);
 fuzz_target!(|input: Input| {
     let mut world = peer::victim();
     world.run_for(std::time::Duration::from_micros(7));
+    let saved = world.nodes[1].provider.save(world.now).expect("it is saved");
     let node = &world.nodes[1];
-    let real =
-        postcard::to_allocvec(&node.provider.save(world.now).expect("it is saved")).expect("it is encoded");
+    let real = postcard::to_allocvec(&saved).expect("it is encoded");
     let (kind, version, mut body): Raw = postcard::from_bytes(&real).expect("records are laid out like that");
     match input.whole {
         Some(bytes) => body = bytes,

@@ -100,9 +100,10 @@ fn destination_whose_link_is_too_small_refuses_and_stays_empty() {
 
 #[test]
 fn damaged_state_is_refused_or_harms_nobody_else() {
-    let world = busy();
-    let (node, now) = (&world.nodes[0], world.now);
-    let good = postcard::to_allocvec(&node.provider.save(now).unwrap()).unwrap();
+    let mut world = busy();
+    let now = world.now;
+    let good = postcard::to_allocvec(&world.nodes[0].provider.save(now).unwrap()).unwrap();
+    let node = &world.nodes[0];
     let (mut refused, mut taken) = (0, 0);
     let mut attempt = |bytes: &[u8]| {
         let Ok(record) = postcard::from_bytes::<Record>(bytes) else { return };

@@ -368,12 +368,12 @@ pub trait Provider: Send {
     fn reset(&mut self);
 
     /// Saves all objects, what they are in the middle of, and waiting events. Packets that are on their way inside the
-    /// provider are lost, as packets are.
+    /// provider are lost, as packets are. Nothing is written to guest memory afterwards, unless the device goes on.
     ///
     /// # Errors
     ///
     /// [`SaveError::Unsupported`] from a provider whose state cannot be had, as is the default.
-    fn save(&self, now: Instant) -> Result<Record, SaveError> {
+    fn save(&mut self, now: Instant) -> Result<Record, SaveError> {
         let _ = now;
         Err(SaveError::Unsupported("this provider of RDMA keeps its state in a host device".into()))
     }

@@ -46,7 +46,7 @@ fn invalid(why: &str) -> RestoreError {
 }
 
 impl Core {
-    pub(crate) fn save(&self) -> Result<Record, SaveError> {
+    pub(crate) fn save(&mut self) -> Result<Record, SaveError> {
         Record::new(&PvrdmaState {
             caps: self.caps.as_bytes().to_vec(),
             irq: self.irq.state(),

@@ -182,7 +182,7 @@ impl RoceProvider {
     }
 
     /// Sees to it that nothing is fetched any more. A fetch that takes too long costs the channel.
-    fn finish_fetches(&mut self) {
+    pub(super) fn finish_fetches(&mut self) {
         while let Some(line) = self.lines.iter_mut().find(|line| line.waiting.is_fetching()) {
             let peer = line.peer;
             if !line.finish_fetches() {

@@ -379,7 +379,9 @@ impl Provider for RoceProvider {
         self.stalled = None;
     }
 
-    fn save(&self, now: Instant) -> Result<Record, SaveError> {
+    fn save(&mut self, now: Instant) -> Result<Record, SaveError> {
+        // Whoever runs the machine next may have the same memory.
+        self.finish_fetches();
         self.engine.save(now)
     }
 

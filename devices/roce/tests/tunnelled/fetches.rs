@@ -168,3 +168,16 @@ fn fetched_bytes_are_in_the_dirty_bitmap() {
     let pages = [TARGET - 1, TARGET, TARGET + u64::from(LEN)].map(|gpa| bitmap().dirty_at(gpa as usize));
     assert_eq!(pages, [false, true, false]);
 }
+
+#[test]
+fn nothing_is_written_once_the_device_was_saved() {
+    let mut world = world();
+    world.nodes[0].send(1, 1, write_op(&world), HEAP, LEN);
+    world.run_for(MIDWAY);
+    let now = world.now;
+    world.nodes[1].provider.save(now).unwrap();
+    world.nodes[1].write(TARGET, &[0x55; LEN as usize]);
+    let patience = world.now + Duration::from_secs(1);
+    world.step(patience);
+    assert_eq!(world.nodes[1].read(TARGET, LEN as usize), [0x55; LEN as usize]);
+}

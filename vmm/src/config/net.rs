@@ -27,11 +27,11 @@ pub enum ProviderKind {
 #[serde(rename_all = "lowercase")]
 pub enum PollingMode {
     /// While there are processors to spare.
-    #[default]
     Auto,
     /// Also if others want the processor.
     On,
     /// Never.
+    #[default]
     Off,
 }
 
@@ -95,7 +95,7 @@ impl NetConfig {
             provider: ProviderKind::Engine,
             device: None,
             direct: true,
-            polling: PollingMode::Auto,
+            polling: PollingMode::default(),
             tunnel: None,
             tunnel_key: None,
             capture: None,
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn polling_is_auto_on_or_off() {
         let polling = |text: &str| parse::<NetConfig>(text).map(|config| config.polling);
-        assert_eq!(polling("loopback"), Ok(PollingMode::Auto));
+        assert_eq!(polling("loopback"), Ok(PollingMode::Off));
+        assert_eq!(polling("loopback,polling=auto"), Ok(PollingMode::Auto));
         assert_eq!(polling("loopback,polling=on"), Ok(PollingMode::On));
         assert_eq!(polling("loopback,polling=off"), Ok(PollingMode::Off));
         assert!(polling("loopback,polling=yes").is_err());

@@ -66,8 +66,8 @@ pub struct RunOptions {
     /// RDMA between machines on one switch goes without frames, as a copy from memory to memory; their processes can then
     /// read each other's guest memory. direct=off keeps this one out of it, as capture= and impair= do.
     ///
-    /// A program that posts a lot need not leave the guest for it while the NIC's thread polls. polling=auto lets it do so
-    /// as long as nobody else wants the processor, polling=on in any case.
+    /// A program that posts a lot need not leave the guest for it while the NIC's thread polls, which takes a processor.
+    /// polling=auto lets it do so as long as nobody else wants the processor, polling=on in any case; it is off by default.
     ///
     /// provider=host mirrors what the guest's programs create onto the RDMA device NAME of this host, which moves their
     /// data (docs/providers.md). The device's interface gets the guest's address, named by ip=, as long as the guest has

@@ -59,6 +59,11 @@ impl Job {
         self.dir().join("errors")
     }
 
+    /// Whether the lab host has come as far as the command.
+    pub(super) fn has_begun(&self) -> bool {
+        self.dir().join("begun").exists()
+    }
+
     /// The command's exit status, or why there is none.
     pub(super) fn result(self, ended: &str) -> Result<u8> {
         let read = |name: &str| fs::read_to_string(self.dir().join(name)).ok();

@@ -24,26 +24,63 @@ const CPU: &str = "max,-erms,-fsrm,-xsave,-xsaveopt,-xsavec,-xsaves,-avx,-avx2,-
 
 /// How often an ended QEMU and the time limit are looked for.
 const POLL: Duration = Duration::from_millis(20);
+/// How long the lab host may take to come as far as the command. It takes seconds, and a minute on a busy machine.
+const BOOT_TIME: Duration = Duration::from_secs(240);
+/// How often it is started. Now and then an emulated processor misses its timer while the kernel boots, and waits for it
+/// for ever.
+const BOOTS: u32 = 3;
+
+/// How a lab host ended.
+enum End {
+    /// It never came as far as the command.
+    NotBegun,
+    /// For this reason.
+    Over(String),
+}
 
 /// Runs one job and returns its exit status.
 pub(super) fn run(lab: &LabHost, job: Job, options: &LabOptions) -> Result<u8> {
     let _terminal = options.interactive.then(Terminal::save);
     let mut errors = (!options.interactive).then(|| Errors::open(&job)).transpose()?;
-    let mut qemu = Qemu(start(lab, &job, options)?);
     let deadline = options.timeout.map(|limit| Instant::now() + limit);
-    let ended = loop {
-        errors.as_mut().map(Errors::pass_on);
+    for boots in 1..=BOOTS {
+        match boot(lab, &job, options, errors.as_mut(), deadline)? {
+            End::Over(why) => return job.result(&why),
+            End::NotBegun => eprintln!("The lab has not come up ({boots} of {BOOTS} times)."),
+        }
+    }
+    job.result("it does not come up")
+}
+
+/// Starts the lab host and waits for its end.
+fn boot(
+    lab: &LabHost,
+    job: &Job,
+    options: &LabOptions,
+    mut errors: Option<&mut Errors>,
+    deadline: Option<Instant>,
+) -> Result<End> {
+    let mut qemu = Qemu(start(lab, job, options)?);
+    let late = Instant::now() + BOOT_TIME;
+    let mut begun = false;
+    let end = loop {
+        if let Some(errors) = errors.as_mut() {
+            errors.pass_on();
+        }
+        begun = begun || job.has_begun();
+        let now = Instant::now();
         match qemu.0.try_wait().named("wait for", "QEMU")? {
-            Some(status) => break describe(status),
-            None if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
-                break "its time limit passed".to_owned();
+            Some(status) => break End::Over(describe(status)),
+            None if deadline.is_some_and(|deadline| now > deadline) => {
+                break End::Over("its time limit passed".to_owned());
             }
+            None if !begun && now > late => break End::NotBegun,
             None => thread::sleep(POLL),
         }
     };
     drop(qemu);
-    errors.as_mut().map(Errors::pass_on);
-    job.result(&ended)
+    errors.map(Errors::pass_on);
+    Ok(end)
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -23,7 +23,7 @@ use crate::{bare, demo, guests, own, suite};
 /// Memory of the lab host beside what its guests take, in MiB. Half of it holds what runs write.
 const LAB_MEMORY_MIB: u32 = 4096;
 /// The suite is stuck after this time. It takes a fraction of it unless the machine is busy with other things.
-const SUITE_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+const SUITE_TIMEOUT: Duration = Duration::from_secs(75 * 60);
 
 /// Arguments of the demonstration.
 #[derive(Args, Clone, Debug)]

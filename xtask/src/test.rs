@@ -15,7 +15,7 @@ use results::Results;
 
 /// Run every test: those that run in a process, then those that boot guests.
 ///
-/// Installs what they need when root and prints the line that would when not. Takes up to an hour from nothing on two cores, most
+/// Installs what they need when root and prints the line that would when not. Takes over an hour from nothing on two cores, most
 /// of it for the guests; later on only the set-up is quicker.
 #[derive(Args)]
 pub(crate) struct Arguments {

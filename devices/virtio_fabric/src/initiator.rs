@@ -143,6 +143,8 @@ pub struct Initiator {
     /// Whether the session has carried buffers and is to be resumed.
     established: bool,
     granted: Option<Granted>,
+    /// Most bytes of a buffer. It stays what it was while the target is lost.
+    max_xfer: u32,
     /// The highest epoch used.
     epoch: u32,
     address: Option<Redirect>,
@@ -178,6 +180,7 @@ impl Initiator {
             resume_as: Phase::Live,
             established: false,
             granted: None,
+            max_xfer: BASE_XFER,
             epoch: 0,
             address: None,
             control: None,
@@ -261,8 +264,8 @@ impl Initiator {
     }
 
     /// Most bytes of a buffer, readable and writable together; known from [`Output::Ready`] on.
-    pub fn max_xfer(&self) -> u32 {
-        self.granted.and_then(|granted| granted.reply).map_or(BASE_XFER, |reply| reply.limits.max_xfer)
+    pub const fn max_xfer(&self) -> u32 {
+        self.max_xfer
     }
 
     /// Sizes of the virtqueues; known from [`Output::Ready`] on.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::queue::Link;
-use super::{Former, Granted, Initiator, Output, Phase, Token};
+use super::{BASE_XFER, Former, Granted, Initiator, Output, Phase, Token};
 use crate::wire::{
     CONNECT_BODY, CONTROL_QUEUE_SIZE, Command, Completion, ConnectBody, ConnectFlags, ConnectReply,
     EVENT_IDS, Event, Extension, Features, MAX_CONFIG, NEW_INSTANCE, Opcode, Redirect, Reply, ReplyFlags,
@@ -257,6 +257,7 @@ impl Initiator {
             }
         }
         self.granted = Some(Granted { instance, reply });
+        self.max_xfer = reply.map_or(BASE_XFER, |reply| reply.limits.max_xfer);
         self.framed(self.control);
         if !self.established {
             self.issue(Op::DeviceId, &[], now);

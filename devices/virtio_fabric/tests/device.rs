@@ -154,6 +154,30 @@ fn a_target_that_forgot_everything_gets_what_is_in_flight() {
     }
 }
 
+/// A target that is dialled and says nothing yet: what was granted is gone, and what fits is not.
+#[test]
+fn what_fits_stays_known_while_a_target_is_dialled() {
+    let features = initiator_config().features.difference(Features::RESUME);
+    let config = initiator::Config { repeatable: true, features, ..initiator_config() };
+    let mut world = up(config, target_config());
+    assert_eq!(world.initiator.max_xfer(), 4096);
+    world.restart_target(target_config());
+    let mut now = world.now;
+    let conn = loop {
+        match world.initiator.poll() {
+            Some(Output::Open(conn, _)) => break conn,
+            Some(_) => {}
+            None => {
+                now = world.initiator.deadline().unwrap();
+                world.initiator.tick(now);
+            }
+        }
+    };
+    world.initiator.connected(conn, now);
+    assert_eq!(world.initiator.max_xfer(), 4096);
+    assert_eq!(world.initiator.submit(0, vec![0; 5000].into(), 1, now), Err(SubmitError::TooLong(5001)));
+}
+
 #[test]
 fn another_device_in_its_place_is_not_used() {
     let mut world = up(initiator::Config { repeatable: true, ..initiator_config() }, target_config());

@@ -63,9 +63,7 @@ impl Payload {
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.range.len()).unwrap_or(u32::MAX)
     }
-}
 
-impl Payload {
     /// That of a message.
     fn of(message: &Message) -> Self {
         Self { range: 0..message.len as usize, unit: MAX_CHUNK }
@@ -198,9 +196,9 @@ impl Engine {
     /// queue is taken from there by this call, and kept for whatever brings the SEND in the end.
     pub fn target(&mut self, now: Instant, from: MacAddr, message: &Message) -> Option<Segments> {
         self.shared.now = now;
-        let qp = self.find(&message.packet).filter(|_| is_of_partition(&message.packet))?;
-        let Self { shared: cx, qps, .. } = self;
-        let qp = qps.get_mut(qp.0).filter(|qp| qp.is_rc() && is_from_peer(qp, Some(from), message))?;
+        let (cx, qp) = self.find(&message.packet);
+        let meant = |qp: &&mut Qp| qp.is_rc() && is_from_peer(qp, Some(from), message);
+        let qp = qp.filter(meant).filter(|_| is_of_partition(&message.packet))?;
         match message.packet.pdu {
             Pdu::ReadResponse { at, .. } => {
                 qp.response_target(cx, message.packet.psn, at, &Payload::of(message))
@@ -209,22 +207,22 @@ impl Engine {
         }
     }
 
-    /// The queue pair that a packet is for, if it takes packets.
-    fn find(&self, packet: &Packet) -> Option<QpId> {
+    /// The queue pair that a packet is for, if it takes packets, and what all share.
+    fn find(&mut self, packet: &Packet) -> (&mut Shared, Option<&mut Qp>) {
         let id = Self::qp_id(self.secret, &self.named, packet.dest);
-        self.qps.get(id.0).filter(|qp| qp.qpn == packet.dest && qp.receives()).map(|qp| qp.id)
+        let qp = self.qps.get_mut(id.0).map(Box::as_mut);
+        (&mut self.shared, qp.filter(|qp| qp.qpn == packet.dest && qp.receives()))
     }
 
     /// Finds the queue pair that a packet is for.
     fn take(&mut self, now: Instant, packet: &Packet, dispatch: impl FnOnce(&mut Shared, &mut Qp)) {
-        let found = self.find(packet);
-        let Self { shared: cx, qps, .. } = self;
+        let (cx, qp) = self.find(packet);
         cx.now = now;
         if !is_of_partition(packet) {
             cx.counters.dropped_pkey += 1;
             return;
         }
-        let Some(qp) = found.and_then(|id| qps.get_mut(id.0)) else {
+        let Some(qp) = qp else {
             cx.counters.dropped_no_qp += 1;
             return;
         };

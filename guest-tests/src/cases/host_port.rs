@@ -32,7 +32,7 @@ pub fn cases() -> Vec<Case> {
         |name: &'static str, options: &'static str| Case::new(name, move |stand| rping(stand, options));
     vec![
         case("host-port/stock-rping-pings-a-process-of-the-host", "-C 20 -V -v"),
-        case("host-port/stock-rping-pings-it-with-64-KiB", "-C 10 -S 65000 -V"),
+        case("host-port/stock-rping-pings-it-with-65000-bytes", "-C 10 -S 65000 -V"),
     ]
 }
 

@@ -68,12 +68,15 @@ pub fn via(url: &FabricUrl, net: Option<&NetConfig>) -> Result<Via> {
 ///
 /// See [`initiator_name`].
 pub fn client_config(url: &FabricUrl, queues: u16, loss_timeout: Duration) -> Result<Config> {
+    let usual = Config::default();
     Ok(Config {
         initiator: initiator_name()?,
         target: url.device.clone(),
         queues,
         loss_timeout,
-        ..Config::default()
+        // A target that is merely slow is no reason to fail a request that would have waited for one that is lost.
+        command_timeout: usual.command_timeout.max(loss_timeout),
+        ..usual
     })
 }
 
